@@ -1,0 +1,54 @@
+"""Counter-based randomness: a coin is a pure function of (seed, choice, role, round, position).
+
+Philox 4x64 (Salmon et al. 2011) as numpy ships it: key = (seed, choice), counter = (block, position, round, role).
+No generator is shared or advanced, so nothing has to be rolled back, neighbours in a batch cannot disturb one
+another, and no global seed is read or set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+_UNIT = 2.0**-53
+
+
+class Role(IntEnum):
+    """What a coin decides. Two roles never share a counter."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    RECOVER = 2
+    BONUS = 3
+    GUMBEL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Coins:
+    """The coins of one choice (one of ``n`` outputs) of one request."""
+
+    seed: int
+    choice: int = 0
+
+    def uniform(self, role: Role, round_: int, position: int) -> float:
+        """One coin in [0, 1). ``position`` is the index of the token in the output."""
+        return float(self._raw(role, round_, position, 1)[0]) * _UNIT
+
+    def uniforms(self, role: Role, round_: int, position: int, n: int) -> NDArray[np.float64]:
+        """``n`` coins in [0, 1) for the places from ``position`` on, shape [n]; the first is ``uniform``'s."""
+        return self._raw(role, round_, position, n) * _UNIT
+
+    def gumbel(self, position: int, size: int) -> NDArray[np.float64]:
+        """Standard Gumbel noise, shape [size], keyed by position alone (the *invariant* verifier's noise)."""
+        # u lies in (0, 1): a half step keeps both logarithms finite.
+        u = (self._raw(Role.GUMBEL, 0, position, size) + 0.5) * _UNIT
+        noise: NDArray[np.float64] = -np.log(-np.log(u))
+        return noise
+
+    def _raw(self, role: Role, round_: int, position: int, n: int) -> NDArray[np.float64]:
+        bits = np.random.Philox(key=[self.seed, self.choice], counter=[0, position, round_, int(role)])
+        # 53 bits are exact in a double, so the product with 2**-53 is below 1 without any clamp.
+        return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64)
