@@ -11,6 +11,8 @@ from constrained_spec.errors import ConfigError
 
 VERIFIERS = ("coupling", "invariant")
 DRAFTERS = ("none", "forced", "ngram", "model", "mixture", "auto")
+DEFAULT_GAMMA = 8
+MAX_GAMMA = 64
 
 
 def _finite(name: str, value: float) -> None:
@@ -89,7 +91,7 @@ class Speculation:
     """How to propose and verify. No value here can change the law of the output, only its cost."""
 
     drafter: str = "auto"
-    gamma: int = 8
+    gamma: int = DEFAULT_GAMMA
     verifier: str = "coupling"
 
     def __post_init__(self) -> None:
@@ -101,6 +103,3 @@ class Speculation:
             )
         if not isinstance(self.gamma, int) or isinstance(self.gamma, bool) or not 0 <= self.gamma <= MAX_GAMMA:
             raise ConfigError(f"gamma must lie in [0, {MAX_GAMMA}], got {self.gamma!r}", param="gamma")
-
-
-MAX_GAMMA = 64

@@ -1,0 +1,323 @@
+"""The face of the library: load a model once, then ask it for text or typed values."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from constrained_spec.api.result import Piece, Result, SpeculationReport, Timing, Usage
+from constrained_spec.backends.load import load_model
+from constrained_spec.backends.transformers import TransformersModel
+from constrained_spec.coins import Coins
+from constrained_spec.config import DEFAULT_GAMMA, Sampling, Speculation
+from constrained_spec.drafters.base import Drafter
+from constrained_spec.drafters.forced import ForcedDrafter
+from constrained_spec.drafters.mixture import MixtureDrafter
+from constrained_spec.drafters.model import ModelDrafter
+from constrained_spec.drafters.ngram import NgramDrafter
+from constrained_spec.engine.generation import Generation, RoundEvent
+from constrained_spec.errors import ConfigError, RequestError
+from constrained_spec.grammars.compile import compile_constraint
+from constrained_spec.grammars.output_types import parse_output, to_constraint
+from constrained_spec.processors.base import Processor
+from constrained_spec.processors.pipeline import Pipeline, validate_sampling
+from constrained_spec.state.sequence import Sequence
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+Prompt = str | Seq[Message]
+Progress = Callable[[str, int, int | None], None]
+
+
+class Options(TypedDict, total=False):
+    """Everything a request may set; see ``Sampling`` and ``Speculation`` for meanings and defaults."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    suppress_tokens: tuple[int, ...]
+    stop: str | Seq[str]
+    include_stop: bool
+    ignore_eos: bool
+    seed: int | None
+    logprobs: int | None
+    logprobs_mode: Literal["processed", "raw"]
+    drafter: str | Drafter
+    gamma: int
+    verifier: str
+    speculation: bool
+    processors: Seq[Processor]
+    whitespace: str
+    tokenization: str
+    on_round: Callable[[RoundEvent], None] | None
+
+
+_SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
+
+
+class Engine:
+    """One target model, at most one draft model, and the requests that run on them.
+
+        engine = Engine.load("smollm2-135m")
+        person = engine([{"role": "user", "content": "Ada, 36"}], Person).parsed
+
+    Threads may share an engine: rounds of different requests take turns on the model.
+    """
+
+    def __init__(self, model: TransformersModel, draft_model: TransformersModel | None = None) -> None:
+        self.model = model
+        self.draft_model = draft_model
+        self._pipeline = Pipeline(model.vocabulary)
+        self._turn = threading.Lock()
+        self._free = list(range(model.slots))
+        if draft_model is not None:
+            # Fails now rather than at the first request.
+            ModelDrafter(draft_model, self._pipeline, model.vocabulary, verifier="coupling")
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        *,
+        draft_model: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        slots: int = 1,
+        capacity: int | None = None,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Load by catalogue alias (``smollm2-135m``), hub id, local folder or GGUF file.
+
+        ``slots`` is the number of requests that may be open at once, ``capacity`` the context limit in tokens (default:
+        the model's own, at most 8192). Raises ``ModelError``.
+        """
+        model = load_model(name, device=device, dtype=dtype, slots=slots, capacity=capacity, progress=progress)
+        draft = None
+        if draft_model is not None:
+            draft = load_model(
+                draft_model, device=device, dtype=dtype, slots=slots, capacity=model.capacity, progress=progress
+            )
+        return cls(model, draft)
+
+    @overload
+    def generate(self, prompt: Prompt, output_type: type[T], **options: Unpack[Options]) -> Result[T]: ...
+
+    @overload
+    def generate(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Result[Any]: ...
+
+    def generate(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Result[Any]:
+        """Run one request to its end.
+
+        ``prompt`` is raw text, or messages for the model's chat template. ``output_type`` is a pydantic model, any
+        Python type, a JSON Schema (dict), or a constraint (``Regex``, ``Choice``, ``Lark``, ``JsonSchema``). Raises
+        ``ConfigError`` for a bad option, ``RequestError`` for a bad prompt or constraint, ``DeadEndError``.
+        """
+        result = None
+        for piece in self.stream(prompt, output_type, **options):
+            result = piece.result
+        assert result is not None
+        return result
+
+    __call__ = generate
+
+    def stream(
+        self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]
+    ) -> Iterator[Piece[Any]]:
+        """As ``generate``, a piece per round. Options and constraint are checked here, before the first step."""
+        request = _Request.parse(output_type, options)
+        validate_sampling(request.sampling, self.model.vocabulary)
+        tokens = self.encode(prompt)
+        if len(tokens) >= self.model.capacity:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, the context holds {self.model.capacity}",
+                param="prompt",
+                hint="shorten it, or load the model with a larger capacity",
+            )
+        if not tokens:
+            raise RequestError("the prompt is empty", param="prompt")
+        constraint = to_constraint(output_type, whitespace=request.whitespace)
+        grammar = (
+            None
+            if constraint is None
+            else compile_constraint(constraint, self.model.vocabulary, tokenization=request.tokenization)
+        )
+        drafter = self._drafter(request)
+        return self._run(request, tokens, grammar.matcher() if grammar is not None else None, drafter)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt: raw text as it is, messages through the chat template."""
+        if isinstance(prompt, str):
+            return self.model.encode(prompt)
+        return self.model.chat_prompt(prompt)
+
+    def _drafter(self, request: _Request) -> Drafter | None:
+        if isinstance(request.drafter, str):
+            return self._named_drafter(request.drafter, request.speculation.verifier)
+        return request.drafter
+
+    def _named_drafter(self, name: str, verifier: str) -> Drafter | None:
+        if name == "none":
+            return None
+        if name == "forced":
+            return ForcedDrafter()
+        if name == "ngram":
+            return NgramDrafter()
+        model = (
+            None
+            if self.draft_model is None
+            else ModelDrafter(self.draft_model, self._pipeline, self.model.vocabulary, verifier=verifier)
+        )
+        if name == "model":
+            if model is None:
+                raise ConfigError(
+                    "drafter 'model' needs a draft model", param="drafter", hint="Engine.load(..., draft_model=NAME)"
+                )
+            return model
+        cheap: list[Drafter] = [ForcedDrafter(), NgramDrafter()]
+        return MixtureDrafter(cheap if model is None else [*cheap, model], name)
+
+    def _run(
+        self, request: _Request, prompt: list[int], matcher: Any, drafter: Drafter | None
+    ) -> Iterator[Piece[Any]]:
+        with self._turn:
+            if not self._free:
+                raise ConfigError(
+                    f"all {self.model.slots} slots are in use by open streams",
+                    param="slots",
+                    hint="finish or close one, or load the engine with more slots",
+                )
+            slot = self._free.pop()
+            self.model.set_length(slot, 0)
+        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
+        sequence = Sequence(
+            prompt=prompt,
+            sampling=request.sampling,
+            coins=Coins(seed),
+            vocabulary=self.model.vocabulary,
+            target=self.model,
+            slot=slot,
+            capacity=self.model.capacity,
+            matcher=matcher,
+            processors=request.processors,
+        )
+        try:
+            if drafter is not None:
+                drafter.open(sequence)
+            generation = Generation(
+                self.model,
+                self._pipeline,
+                sequence,
+                drafter,
+                gamma=request.speculation.gamma,
+                verifier=request.speculation.verifier,
+            )
+            while not sequence.finished:
+                with self._turn:
+                    event = generation.step()
+                if request.on_round is not None:
+                    request.on_round(event)
+                result = self._result(request, generation, seed) if event.finished else None
+                yield Piece(event.text, event.commit.tokens, event.commit.origins, result)
+        finally:
+            if drafter is not None:
+                drafter.close(sequence)
+            with self._turn:
+                self._free.append(slot)
+
+    def _result(self, request: _Request, generation: Generation, seed: int) -> Result[Any]:
+        s, times = generation.sequence, generation.times
+        assert s.finish_reason is not None
+        text = generation.text
+        parsed, parse_error = None, None
+        if request.output_type is not None and s.finish_reason == "stop":
+            try:
+                parsed = parse_output(request.output_type, text)
+            except RequestError as error:
+                # A stop string may cut a value short, and a type may check more than its schema says.
+                parse_error = str(error)
+        c = s.counts
+        return Result(
+            text=text,
+            parsed=parsed,
+            tokens=tuple(s.output),
+            finish_reason=s.finish_reason,
+            exactness="exact",
+            usage=Usage(s.history.prompt_length, s.history.output_length),
+            speculation=SpeculationReport(
+                drafter=request.drafter if isinstance(request.drafter, str) else request.drafter.name,
+                verifier=request.speculation.verifier,
+                gamma=request.speculation.gamma,
+                rounds=c.rounds,
+                target_passes=c.target_passes,
+                proposed=c.proposed,
+                accepted=c.accepted,
+                forced=c.forced,
+                recovered=c.recovered,
+                bonus=c.bonus,
+                disabled_reason="; ".join(f"{k}: {v}" for k, v in s.disabled.items()) or None,
+                by_source={k: (v[0], v[1]) for k, v in c.by_source.items()},
+            ),
+            timing=Timing(times.first_round, times.total, times.forward, times.propose),
+            seed=seed,
+            logprobs=tuple(s.logprobs),
+            parse_error=parse_error,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    """Checked options of one request."""
+
+    output_type: object
+    sampling: Sampling
+    speculation: Speculation
+    drafter: str | Drafter
+    processors: tuple[Processor, ...]
+    whitespace: str
+    tokenization: str
+    on_round: Callable[[RoundEvent], None] | None
+
+    @classmethod
+    def parse(cls, output_type: object, options: Options) -> _Request:
+        given: dict[str, Any] = dict(options)
+        unknown = given.keys() - Options.__annotations__.keys()
+        if unknown:
+            name = min(unknown)
+            raise ConfigError(f"unknown option {name!r}", param=name, hint=f"one of {', '.join(sorted(_SAMPLING))}, …")
+        if isinstance(given.get("stop"), str):
+            given["stop"] = (given["stop"],)
+        for name in ("stop", "suppress_tokens", "processors"):
+            if name in given:
+                given[name] = tuple(given[name])
+        drafter = given.get("drafter", "auto")
+        gamma = given.get("gamma", DEFAULT_GAMMA)
+        if given.get("speculation") is False:
+            if drafter not in ("auto", "none"):
+                raise ConfigError("speculation is off, but a drafter is named", param="drafter")
+            drafter = "none"
+        if drafter == "none":
+            gamma = 0
+        return cls(
+            output_type=output_type,
+            sampling=Sampling(**{k: v for k, v in given.items() if k in _SAMPLING}),
+            speculation=Speculation(
+                drafter=drafter if isinstance(drafter, str) else "none",
+                gamma=gamma,
+                verifier=given.get("verifier", "coupling"),
+            ),
+            drafter=drafter,
+            processors=given.get("processors", ()),
+            whitespace=given.get("whitespace", "one-space"),
+            tokenization=given.get("tokenization", "any"),
+            on_round=given.get("on_round"),
+        )

@@ -1,0 +1,88 @@
+"""What a request gives back: one type for generate, stream and batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from constrained_spec.state.sequence import TokenLogprob
+from constrained_spec.types import Exactness, FinishReason
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. ``completion_tokens`` are the committed ones, an EOS token included."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """How the tokens came about.
+
+    ``accepted`` counts kept drafts of every source, ``forced`` those of them that the grammar forced; so
+    ``accepted + recovered + bonus`` is ``completion_tokens``. ``by_source`` maps a source to (proposed, accepted).
+    ``disabled_reason`` says why a drafter was switched off during the request, or is None.
+    """
+
+    drafter: str
+    verifier: str
+    gamma: int
+    rounds: int
+    target_passes: int
+    proposed: int
+    accepted: int
+    forced: int
+    recovered: int
+    bonus: int
+    disabled_reason: str | None
+    by_source: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Wall-clock seconds: until the first committed token, in all; in target forwards and in drafting."""
+
+    first_token_s: float
+    total_s: float
+    forward_s: float
+    propose_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T_co]):
+    """A finished answer.
+
+    ``parsed`` is the value of the output type, or None without one, after ``finish_reason`` "length" (the text is then
+    a prefix of a value, never repaired), or when ``parse_error`` says why the text could not be turned into the type.
+    ``logprobs`` has one entry per token when they were asked for.
+    """
+
+    text: str
+    parsed: T_co | None
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    exactness: Exactness
+    usage: Usage
+    speculation: SpeculationReport
+    timing: Timing
+    seed: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    parse_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[T_co]):
+    """One streamed step: the text it released (maybe empty) and the origin of each committed token.
+
+    The last piece carries the ``result``; the texts of all pieces, joined, are ``result.text``.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    origins: tuple[str, ...]
+    result: Result[T_co] | None = None

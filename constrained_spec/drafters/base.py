@@ -1,0 +1,84 @@
+"""What a drafter is: something that extends open proposals, and cannot change the law of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from torch import Tensor
+
+from constrained_spec.errors import ConstrainedSpecError
+from constrained_spec.state.sequence import Sequence
+from constrained_spec.state.transaction import Transaction
+
+
+class DrafterFault(ConstrainedSpecError):
+    """A drafter proposed something no drafter may propose. It is disabled for the request; decoding goes on."""
+
+
+class Proposal:
+    """The drafts of one sequence in one round, as a drafter sees them.
+
+    Every draft is either a point mass (a deterministic guess: cutting it when it is illegal cannot bias anything) or
+    sampled from ``q``, which must already be masked and normalised: once sampled it stays in the block, whatever
+    happens later, because dropping it by looking at it would bias the output (DESIGN 7).
+    """
+
+    __slots__ = ("budget", "q", "round", "tx")
+
+    def __init__(self, tx: Transaction, budget: int) -> None:
+        self.tx = tx
+        self.budget = budget
+        self.q: list[Tensor | None] = []  # per draft: the [V] row it was sampled from, or None for a point mass
+        self.round = tx.sequence.counts.rounds
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.tx.sequence
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.tx.drafts
+
+    @property
+    def room(self) -> int:
+        """Drafts that may still be added."""
+        return min(self.budget - len(self.tx.drafts), self.tx.draft_room)
+
+    def point(self, token: int, source: str) -> bool:
+        """Append a deterministic guess. False: illegal here, not appended, and nothing may be guessed after it."""
+        self._check(token)
+        if not self.tx.extend(token, source):
+            return False
+        self.q.append(None)
+        return True
+
+    def sampled(self, token: int, q: Tensor, source: str) -> None:  # q [V]
+        """Append a token drawn from ``q``, the very tensor it was drawn from."""
+        self._check(token)
+        if not self.tx.extend(token, source):
+            raise DrafterFault(f"drafter {source!r} sampled id {token}, which the grammar forbids")
+        self.q.append(q)
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.sequence.vocabulary.size:
+            raise DrafterFault(f"draft id {token} lies outside the vocabulary of {self.sequence.vocabulary.size}")
+
+
+class Drafter(Protocol):
+    """A source of proposals. One object serves many sequences; what it keeps per sequence is a participant."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, sequence: Sequence) -> None:
+        """Attach per-sequence state, before the first round."""
+        ...
+
+    def close(self, sequence: Sequence) -> None:
+        """Release what ``open`` took."""
+        ...
+
+    def propose(self, proposals: Seq[Proposal]) -> None:
+        """Extend each proposal by at most ``room`` tokens."""
+        ...

@@ -1,0 +1,133 @@
+"""A smaller model with the same tokeniser drafts token by token (Leviathan et al. 2023, Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from constrained_spec.backends.base import Block, LanguageModel
+from constrained_spec.coins import Role
+from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.errors import ConfigError, VocabularyMismatchError
+from constrained_spec.processors.pipeline import Pipeline, Processed
+from constrained_spec.state.participant import KvState
+from constrained_spec.state.sequence import Sequence
+from constrained_spec.types import Vocabulary
+from constrained_spec.verify import gumbel_choices, inverse_cdf
+
+
+class ModelDrafter:
+    """Samples from q = pipeline(draft logits, the same Positions the target will see).
+
+    ``verifier`` "invariant" draws with the target's own Gumbel noise, keyed by position, so that the text does not
+    depend on the drafter; any other draws with the draft coin. At temperature 0 the draft is a point mass.
+    """
+
+    name = "model"
+
+    def __init__(self, model: LanguageModel, pipeline: Pipeline, target: Vocabulary, *, verifier: str) -> None:
+        require_same_vocabulary(target, model.vocabulary)
+        self._model = model
+        self._pipeline = pipeline
+        self._width = target.size
+        self._verifier = verifier
+        self._caches: dict[int, KvState] = {}
+        self._free = list(range(model.slots))
+
+    def open(self, sequence: Sequence) -> None:
+        if not self._free:
+            raise ConfigError("the draft model has no free slot", param="slots", hint="load it with more slots")
+        slot = self._free.pop()
+        self._model.set_length(slot, 0)
+        cache = KvState(self._model, slot)
+        self._caches[id(sequence)] = cache
+        sequence.caches.append(cache)
+
+    def close(self, sequence: Sequence) -> None:
+        cache = self._caches.pop(id(sequence), None)
+        if cache is not None:
+            self._free.append(cache.slot)
+            sequence.caches.remove(cache)
+
+    def propose(self, proposals: Seq[Proposal]) -> None:
+        """One draft forward per position, for all rows together. Length is bounded before any token is drawn."""
+        live = [p for p in proposals if self._fits(p)]
+        while live:
+            blocks = []
+            for p in live:
+                cache = self._caches[id(p.sequence)]
+                blocks.append(Block(cache.slot, p.sequence.history.tokens[cache.length :], want=1))
+            processed = self._process(self._model.score(blocks), live)
+            tokens, q = self._draw(processed, live)
+            # One sync: the grammar needs each token on the host before the next position's mask exists.
+            drawn, dead = torch.stack((tokens, processed.dead.to(tokens.dtype))).tolist()
+            for row, p in enumerate(live):
+                if dead[row]:
+                    raise DrafterFault("the draft model's logits are not finite, or leave no token")
+                if q is None or p.sequence.sampling.greedy:
+                    if not p.point(drawn[row], self.name):
+                        raise DrafterFault(f"drafter 'model' chose id {drawn[row]}, which the grammar forbids")
+                else:
+                    p.sampled(drawn[row], q[row], self.name)
+            live = [p for p in live if self._fits(p)]
+
+    def _fits(self, p: Proposal) -> bool:
+        return p.room > 0 and len(p.sequence.history) <= self._model.capacity
+
+    def _process(self, logits: Tensor, live: Seq[Proposal]) -> Processed:  # logits [N, V of the draft]
+        positions = [p.tx.position for p in live]
+        return self._pipeline.process(
+            _match_width(logits, self._width), positions, [p.sequence.processors for p in live]
+        )
+
+    def _draw(self, processed: Processed, live: Seq[Proposal]) -> tuple[Tensor, Tensor | None]:
+        """Next draft of each row [N], and the rows [N, V] they were drawn from (None: point masses)."""
+        if all(p.sequence.sampling.greedy for p in live):
+            return processed.choices(), None
+        q = processed.probabilities()
+        index = [len(p.sequence.history) - p.sequence.history.prompt_length for p in live]
+        if self._verifier == "invariant":
+            noise = torch.stack(
+                [
+                    torch.from_numpy(p.sequence.coins.gumbel(i, self._width))
+                    for p, i in zip(live, index, strict=True)
+                ]
+            )
+            # The target verifies by making the same choice itself, so the draft counts as a point mass.
+            return gumbel_choices(q, noise.to(q.device)), None
+        u = [p.sequence.coins.uniform(Role.DRAFT, p.round, i) for p, i in zip(live, index, strict=True)]
+        return inverse_cdf(q, torch.tensor(u, dtype=torch.float64, device=q.device)), q
+
+
+def require_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:
+    """Ids must mean the same text in both models; only a padded tail without text may differ in length.
+
+    Raises ``VocabularyMismatchError`` naming the first id that differs.
+    """
+    shared = min(target.size, draft.size)
+    tails = (*target.tokens[shared:], *draft.tokens[shared:])
+    for i in range(shared):
+        if target.tokens[i] != draft.tokens[i]:
+            raise VocabularyMismatchError(
+                f"id {i} is {target.tokens[i]!r} in the target and {draft.tokens[i]!r} in the draft model",
+                param="draft_model",
+                hint="use a draft model with the target's tokenizer",
+            )
+    if any(t is not None for t in tails) or any(
+        i < shared and target.special.get(name) != draft.special.get(name)
+        for name, i in (*target.special.items(), *draft.special.items())
+    ):
+        raise VocabularyMismatchError(
+            f"the target has {target.size} ids and the draft model {draft.size}, and the difference is not padding",
+            param="draft_model",
+            hint="use a draft model with the target's tokenizer",
+        )
+
+
+def _match_width(logits: Tensor, width: int) -> Tensor:
+    """Cut or pad [N, V'] to [N, width]; an id that the draft model does not have gets probability zero."""
+    if logits.shape[-1] >= width:
+        return logits[:, :width]
+    return torch.nn.functional.pad(logits, (0, width - logits.shape[-1]), value=float("-inf"))

@@ -1,0 +1,126 @@
+"""The authoritative state of one request: every participant, and what has been committed so far."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from constrained_spec.coins import Coins
+from constrained_spec.config import Sampling
+from constrained_spec.grammars.base import Matcher
+from constrained_spec.processors.base import Processor
+from constrained_spec.state.participant import HistoryState, KvState, Participant, Slots
+from constrained_spec.state.stop import StopState
+from constrained_spec.state.text import TextState
+from constrained_spec.types import FinishReason, History, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probabilities at one committed token: its own, and the most probable ids with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Committed and proposed tokens of one sequence. ``forced`` are the accepted drafts that the grammar forced."""
+
+    rounds: int = 0
+    target_passes: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    forced: int = 0
+    recovered: int = 0
+    bonus: int = 0
+    by_source: dict[str, list[int]] = field(default_factory=dict)  # source -> [proposed, accepted]
+
+
+class Sequence:
+    """One request in one slot.
+
+    ``leading`` participants follow drafts while a round is open, because masks and penalties depend on them; ``lagging``
+    ones see committed tokens only. Caches (target and draft KV) are cut to the committed length.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt: Seq[int],
+        sampling: Sampling,
+        coins: Coins,
+        vocabulary: Vocabulary,
+        target: Slots,
+        slot: int,
+        capacity: int,
+        matcher: Matcher | None = None,
+        processors: Seq[Processor] = (),
+    ) -> None:
+        self.sampling = sampling
+        self.coins = coins
+        self.vocabulary = vocabulary
+        self.capacity = capacity
+        self.matcher = matcher
+        self.processors = tuple(processors)
+        self.history = History(prompt)
+        self.text = TextState(vocabulary)
+        self.stop = StopState(sampling.stop)
+        self.counts = Counts()
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.disabled: dict[str, str] = {}  # drafter -> why it was switched off
+        self.kv = KvState(target, slot)
+        self.caches: list[KvState] = [self.kv]
+        self._history_state = HistoryState(self.history)
+        self._followers: list[Participant[Any]] = []
+        self.eos_ids = frozenset(() if sampling.ignore_eos else vocabulary.eos_ids)
+
+    @property
+    def leading(self) -> list[Participant[Any]]:
+        return [self._history_state]
+
+    @property
+    def lagging(self) -> list[Participant[Any]]:
+        return [self.text, *self._followers]
+
+    @property
+    def slot(self) -> int:
+        return self.kv.slot
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def output(self) -> list[int]:
+        return self.history.tokens[self.history.prompt_length :]
+
+    @property
+    def pending(self) -> list[int]:
+        """Committed tokens that are not yet in the target's slot."""
+        return self.history.tokens[self.kv.length :]
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the request may commit: its own limit and the context's."""
+        return min(
+            self.sampling.max_tokens - self.history.output_length,
+            self.capacity - len(self.history),
+        )
+
+    def follow(self, participant: Participant[Any]) -> None:
+        """Add a participant that follows committed tokens (a drafter's index)."""
+        self._followers.append(participant)
+
+    def fingerprint(self) -> bytes:
+        """Digest over every participant: equal digests have equal futures."""
+        h = hashlib.blake2b(digest_size=16)
+        for p in (*self.leading, *self.lagging, *self.caches):
+            h.update(p.fingerprint())
+        h.update(self.matcher.fingerprint() if self.matcher else b"-")
+        h.update(repr((self.finish_reason, self.counts, len(self.logprobs))).encode())
+        return h.digest()
