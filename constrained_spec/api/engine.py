@@ -130,9 +130,7 @@ class Engine:
 
     __call__ = generate
 
-    def stream(
-        self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]
-    ) -> Iterator[Piece[Any]]:
+    def stream(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Iterator[Piece[Any]]:
         """As ``generate``, a piece per round. Options and constraint are checked here, before the first step."""
         request = _Request.parse(output_type, options)
         validate_sampling(request.sampling, self.model.vocabulary)
@@ -186,9 +184,7 @@ class Engine:
         cheap: list[Drafter] = [ForcedDrafter(), NgramDrafter()]
         return MixtureDrafter(cheap if model is None else [*cheap, model], name)
 
-    def _run(
-        self, request: _Request, prompt: list[int], matcher: Any, drafter: Drafter | None
-    ) -> Iterator[Piece[Any]]:
+    def _run(self, request: _Request, prompt: list[int], matcher: Any, drafter: Drafter | None) -> Iterator[Piece[Any]]:
         with self._turn:
             if not self._free:
                 raise ConfigError(

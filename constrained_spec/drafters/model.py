@@ -90,10 +90,7 @@ class ModelDrafter:
         index = [len(p.sequence.history) - p.sequence.history.prompt_length for p in live]
         if self._verifier == "invariant":
             noise = torch.stack(
-                [
-                    torch.from_numpy(p.sequence.coins.gumbel(i, self._width))
-                    for p, i in zip(live, index, strict=True)
-                ]
+                [torch.from_numpy(p.sequence.coins.gumbel(i, self._width)) for p, i in zip(live, index, strict=True)]
             )
             # The target verifies by making the same choice itself, so the draft counts as a point mass.
             return gumbel_choices(q, noise.to(q.device)), None

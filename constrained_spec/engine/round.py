@@ -81,7 +81,9 @@ def _verify_and_commit(
     positions = [position for p in proposals for position in p.tx.positions]
     custom = [p.sequence.processors for p in proposals for _ in p.tx.positions]
     # The pipeline edits the buffer in place, so raw values are saved before it, if any row reports them.
-    wants_raw = any(r.sequence.sampling.logprobs is not None and r.sequence.sampling.logprobs_mode == "raw" for r in rows)
+    wants_raw = any(
+        r.sequence.sampling.logprobs is not None and r.sequence.sampling.logprobs_mode == "raw" for r in rows
+    )
     raw = logits.clone() if wants_raw else logits
     processed = pipeline.process(logits, positions, custom)
     first, at = [], 0

@@ -116,11 +116,16 @@ class Sequence:
         """Add a participant that follows committed tokens (a drafter's index)."""
         self._followers.append(participant)
 
+    def fingerprints(self) -> dict[str, bytes]:
+        """Digest of each participant: equal digests mean equal next distributions, masks, stops and texts."""
+        prints = {type(p).__name__: p.fingerprint() for p in (*self.leading, *self.lagging)}
+        prints |= {f"kv{i}": c.fingerprint() for i, c in enumerate(self.caches)}
+        prints["grammar"] = self.matcher.fingerprint() if self.matcher else b""
+        prints["finish"] = repr(self.finish_reason).encode()
+        prints["logprobs"] = repr(self.logprobs).encode()
+        return prints
+
     def fingerprint(self) -> bytes:
-        """Digest over every participant: equal digests have equal futures."""
-        h = hashlib.blake2b(digest_size=16)
-        for p in (*self.leading, *self.lagging, *self.caches):
-            h.update(p.fingerprint())
-        h.update(self.matcher.fingerprint() if self.matcher else b"-")
-        h.update(repr((self.finish_reason, self.counts, len(self.logprobs))).encode())
-        return h.digest()
+        """One digest over ``fingerprints`` and the round number, which keys the coins."""
+        state = (sorted(self.fingerprints().items()), self.counts.rounds)
+        return hashlib.blake2b(repr(state).encode(), digest_size=16).digest()

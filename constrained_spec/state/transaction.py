@@ -43,7 +43,7 @@ class Transaction:
         self.positions: list[Position] = []
         self._open = False
         self._committed = False
-        self._closed = False  # a draft ended the request: nothing may be drafted after it
+        self.closed = False  # a draft ended the request: nothing may be drafted after it
         self._base = 0
         self._matcher_marks: list[int] = []
         self._ends: list[bool] = []  # does the grammar end after draft i?
@@ -89,7 +89,7 @@ class Transaction:
     @property
     def draft_room(self) -> int:
         """How many more drafts make sense: each round also commits one token of the target's own."""
-        return 0 if self._closed else max(0, self.sequence.room - 1 - len(self.drafts))
+        return 0 if self.closed else max(0, self.sequence.room - 1 - len(self.drafts))
 
     def is_legal(self, token: int) -> bool:
         """May ``token`` stand at the current place? Reads the mask; O(1)."""
@@ -98,7 +98,7 @@ class Transaction:
 
     def extend(self, token: int, source: str) -> bool:
         """Append a draft. False: it is illegal here, and nothing has changed."""
-        if not self._open or self._committed or self._closed:
+        if not self._open or self._committed or self.closed:
             raise TransactionError("extend outside an open transaction, or after a draft that ends the request")
         s = self.sequence
         if not 0 <= token < s.vocabulary.size:
@@ -116,8 +116,8 @@ class Transaction:
         eos = token in s.eos_ids
         # A grammar's end finishes the request once min_tokens is met or not: the grammar wins over min_tokens.
         self._ends.append(s.matcher is not None and s.matcher.is_finished)
-        self._closed = eos or self._ends[-1]
-        self.positions.append(self._position(after_end=self._closed))
+        self.closed = eos or self._ends[-1]
+        self.positions.append(self._position(after_end=self.closed))
         return True
 
     # ---- committing -----------------------------------------------------------------------------------------------
