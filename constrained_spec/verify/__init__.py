@@ -1,33 +1,67 @@
-"""Verifiers: tensors in, values out.
+"""Verification: pure tensors in, values out. No host sync, no global state, no unguarded division.
 
-All of them keep the target's law: the committed sequence is distributed as if drawn token by token from p. They
-differ in how often a draft survives and in which coins they use, never in what the output looks like.
+The theorem, for every verifier here. Let p(. | s) be the target's distribution after prefix s. Whatever was drafted,
+sampled from any q or guessed, the committed tokens have exactly the law of drawing them one by one from p:
+
+- `coupling` keeps x ~ q with chance min(1, p(x)/q(x)) and otherwise draws from norm((p - q)+), so that token z comes
+  out with chance min(p(z), q(z)) + (p(z) - q(z))+ = p(z); a guess is the case q = 1 at x;
+- `match` emits the target's own choice at every place: the largest logit (`greedy_choices`), or the largest
+  log p + g with noise g keyed by position (`gumbel_choices`), which makes the text the same for every drafter.
+
+`law` enumerates the theorem on small worlds, `integrate` proves it of the running code, over all coins exactly.
 """
 
+from __future__ import annotations
+
+from constrained_spec.verify.chi_square import chi_square
 from constrained_spec.verify.coupling import coupling
 from constrained_spec.verify.draws import inverse_cdf
+from constrained_spec.verify.gumbel import gumbel_joint
+from constrained_spec.verify.integrate import Coupling, coin_grid, integrate
+from constrained_spec.verify.law import RULES, Branch, Round, Rule, law, round_of
 from constrained_spec.verify.match import greedy_choices, gumbel_choices, match
 from constrained_spec.verify.theory import (
     acceptance,
     estimated_speedup,
+    excess,
     expected_committed,
     overlap,
     residual,
     total_variation,
 )
 from constrained_spec.verify.verdict import Verdict
+from constrained_spec.verify.world import Distribution, Draft, Prefix, World, distance, one_hot, target_law
 
 __all__ = [
+    "RULES",
+    "Branch",
+    "Coupling",
+    "Distribution",
+    "Draft",
+    "Prefix",
+    "Round",
+    "Rule",
     "Verdict",
+    "World",
     "acceptance",
+    "chi_square",
+    "coin_grid",
     "coupling",
+    "distance",
     "estimated_speedup",
+    "excess",
     "expected_committed",
     "greedy_choices",
     "gumbel_choices",
+    "gumbel_joint",
+    "integrate",
     "inverse_cdf",
+    "law",
     "match",
+    "one_hot",
     "overlap",
     "residual",
+    "round_of",
+    "target_law",
     "total_variation",
 ]

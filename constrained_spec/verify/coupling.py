@@ -1,7 +1,4 @@
-"""Speculative sampling: a coupling of draft and target that keeps the target's law.
-
-Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
-"""
+"""Exact acceptance of drafted blocks: the maximal coupling of target and draft, place by place."""
 
 from __future__ import annotations
 
@@ -9,48 +6,60 @@ import torch
 from torch import Tensor
 
 from constrained_spec.verify.draws import inverse_cdf
+from constrained_spec.verify.theory import excess
 from constrained_spec.verify.verdict import Verdict, leading
 
 
 def coupling(
-    p: Tensor,  # [N, V] target probabilities, row first[b] + j is place j of sequence b
-    first: Tensor,  # [B] int64
-    draft: Tensor,  # [B, G] int64, padded arbitrarily behind lengths[b]
-    lengths: Tensor,  # [B] int64, 0 <= lengths <= G
-    q: Tensor | None,  # [M, V] the very rows that drafts were sampled from, or None
-    q_row: Tensor,  # [B, G] int64, row of q for each draft, -1 for a point mass
-    accept_u: Tensor,  # [B, G] float64 in [0, 1)
-    draw_u: Tensor,  # [B] float64 in [0, 1)
+    p: Tensor,  # [N, V] target distributions, flat
+    first: Tensor,  # [B] int64: row first[b] + j of p is the target at place j of sequence b, j = 0..lengths[b]
+    draft: Tensor,  # [B, G] int64, places from lengths[b] on are ignored
+    lengths: Tensor,  # [B] int64, each in 0..G
+    q: Tensor | None,  # [M, V] the very rows the sampled drafts were drawn from
+    q_row: Tensor,  # [B, G] int64: row of q behind each draft, -1 for a point mass
+    accept_u: Tensor,  # [B, G] float64 coins in [0, 1)
+    draw_u: Tensor,  # [B] float64 coins in [0, 1)
 ) -> Verdict:
-    """Keep draft x with probability min(1, p(x) / q(x)); stop at the first rejection and draw norm((p - q)+); draw p
-    after a fully accepted block.
+    """Keep draft x while u * q(x) < p(x); at the first rejection draw from the residual, after none from p.
 
-    Theorem: for x ~ q, P(token = i) = q(i) min(1, p(i)/q(i)) + P(reject) norm((p - q)+)(i) = min(p, q)(i) + (p - q)+(i)
-    = p(i). A point mass is q(x) = 1: kept with probability p(x), repaired by p without x, which is the law of drawing
-    y ~ p and keeping the draft while y = x. The test ``u q(x) < p(x)`` needs no division, and refuses where p(x) = 0.
-    If q(x) = 0 < p(x), it accepts; no sampler can draw such an x.
+    Theorem (Leviathan et al. 2023, Chen et al. 2023). If x ~ q, is kept with chance a(x) = min(1, p(x)/q(x)), and is
+    otherwise replaced by y ~ norm((p - q)+), the outcome has law p: z is kept with chance min(p(z), q(z)), the
+    rejection chance is 1 - sum min(p, q) = sum (p - q)+, so z is recovered with chance (p(z) - q(z))+, and
+    min(p, q) + (p - q)+ = p. By induction over places the committed tokens have the law of drawing one by one from p.
+
+    A point mass (a guess chosen without the target's coins, q = 1 at x) is kept with chance p(x), else replaced by a
+    draw from p with x removed. That is the law of "draw y ~ p, accept while y equals the draft": y = x has chance
+    p(x), and given y != x, y has law p with x removed. This form needs one draw per block instead of one per place.
+
+    A draft whose q(x) is not positive cannot have been drawn from q: only a faulty drafter hands one in. It is judged
+    as a point mass. Given x that rule has law p whatever x is, so the output law holds even then; keeping it always
+    (u * 0 < p) would not. A token with p(x) = 0 is never kept: u * q < 0 is false. Zero residual mass draws from p.
+
+    The product form needs no division. Copies of p: one row per sequence, never a padded block.
     """
-    batch, gamma = draft.shape
-    place = torch.arange(gamma, device=p.device)
-    live = place < lengths.unsqueeze(1)
-    rows = (first.unsqueeze(1) + place).clamp(max=p.shape[0] - 1)
-    p_draft = p[rows, draft].to(torch.float64)
-    q_draft = torch.ones_like(p_draft)
-    if q is not None:
-        q_draft = torch.where(q_row >= 0, q[q_row.clamp(min=0), draft].to(torch.float64), q_draft)
-    accepted = leading((accept_u * q_draft < p_draft) & live)
+    places = draft.shape[1]
+    if places == 0:
+        return Verdict(torch.zeros_like(first), inverse_cdf(p[first], draw_u))
+    place = torch.arange(places, device=p.device)
+    inside = place < lengths.unsqueeze(1)
+    token = torch.where(inside, draft, 0)
+    row = first.unsqueeze(1) + torch.minimum(place, lengths.unsqueeze(1))  # never beyond the sequence's own rows
 
-    weights = p[first + accepted]
-    if gamma:
-        cut = accepted.clamp(max=gamma - 1).unsqueeze(1)
-        rejected = (accepted < lengths).unsqueeze(1)
-        x = draft.gather(1, cut)
-        row = q_row.gather(1, cut)
-        # A point mass takes all of x; a sampled draft takes q.
-        repaired = weights.scatter(1, x, 0.0)
-        if q is not None:
-            repaired = torch.where(row >= 0, (weights - q[row.clamp(min=0).squeeze(1)]).clamp(min=0), repaired)
-        # Where p and q agree to the last bit the residual is empty, and a rejection had probability zero: p is right.
-        repaired = torch.where(repaired.sum(-1, keepdim=True) > 0, repaired, weights)
-        weights = torch.where(rejected, repaired, weights)
-    return Verdict(accepted, inverse_cdf(weights, draw_u))
+    if q is None or q.shape[0] == 0:
+        q_x = torch.ones_like(accept_u, dtype=torch.float64)
+    else:
+        sampled = q[q_row.clamp(min=0), token].double()
+        q_x = torch.where((q_row >= 0) & (sampled > 0), sampled, 1)
+        q_row = torch.where(sampled > 0, q_row, -1)
+    accepted = leading(inside & (accept_u.double() * q_x < p[row, token].double()))
+
+    cut = accepted.clamp(max=places - 1).unsqueeze(1)
+    target = p[first + accepted].double()
+    point = torch.zeros_like(target).scatter_(1, token.gather(1, cut), 1)
+    if q is None or q.shape[0] == 0:
+        proposal = point
+    else:
+        cut_row = q_row.gather(1, cut)
+        proposal = torch.where(cut_row >= 0, q[cut_row.squeeze(1).clamp(min=0)].double(), point)
+    rejected = (accepted < lengths).unsqueeze(1)
+    return Verdict(accepted, inverse_cdf(torch.where(rejected, excess(target, proposal), target), draw_u))

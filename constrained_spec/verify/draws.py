@@ -1,4 +1,4 @@
-"""One coin, one token: draws by the inverse cumulative distribution."""
+"""One draw per row from unnormalised weights, by inversion."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import torch
 from torch import Tensor
 
 
-def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:  # [B, V] >= 0, [B] in [0, 1) -> [B] int64
-    """Index i with probability weights[i] / sum(weights): the first whose cumulative weight exceeds u * total.
+def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:  # [B, V] non-negative, [B] in [0, 1) -> [B] int64
+    """The first index whose cumulative weight exceeds u * total: index i with chance weights[i] / total.
 
-    A zero weight is never drawn, because the cumulative sum grows at the first index where it exceeds a value; where
-    rounding lifts u * total to the total itself, the draw is the last index at which the sum still grew. A row without
-    any mass yields an arbitrary id (callers flag such rows). Sums are float64: 49k float32 terms would drift.
+    Sums are float64 whatever the dtype of ``weights``. A token of weight zero is never returned. A row without any
+    positive weight yields 0; whoever owns the row must know that it is dead.
     """
-    cumulative = weights.to(torch.float64).cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    drawn = torch.searchsorted(cumulative, u.to(torch.float64).unsqueeze(1) * total, right=True)
-    last = torch.searchsorted(cumulative, total, right=False)
-    return torch.minimum(drawn, last).squeeze(1)
+    size = weights.shape[-1]
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    target = u.double().unsqueeze(-1) * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, target, right=True)
+    # In exact arithmetic `found` has positive weight, since at a zero weight the sum does not grow. Two roundings can
+    # differ: u * total may round up to total (found = V), and a parallel scan on an accelerator may add in another
+    # order at each index, so that the sum wavers by an ulp across zero weights. The last positive index up to `found`
+    # is right in all three cases.
+    index = torch.arange(size, device=weights.device)
+    positive = (weights > 0) & (index <= found)
+    return torch.where(positive, index, 0).amax(-1)

@@ -1,4 +1,4 @@
-"""Verifiers in which the target makes its own choice at every place, and a draft is kept while it agrees."""
+"""Verification by matching: the target makes its own choice at every place, and a draft stands while it agrees."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from constrained_spec.verify.verdict import Verdict, leading
 
 
 def match(choices: Tensor, first: Tensor, draft: Tensor, lengths: Tensor) -> Verdict:
-    """Keep drafts while they equal the target's own choice; the choice at the cut is the next token.
+    """Keep drafts while they equal the target's choice; the token is the target's choice at the cut.
 
-    ``choices`` [N] holds the target's token at every place, row ``first[b] + j`` being place j of sequence b;
-    ``draft`` [B, G], ``lengths`` [B]. Theorem: every committed token is the target's own choice given the committed
-    prefix, so the law is that of target-only decoding whatever the drafts are and however they were made.
+    ``choices`` [N] int64, where entry first[b] + j is the choice at place j of sequence b (j = 0..lengths[b]);
+    ``first`` [B], ``draft`` [B, G], ``lengths`` [B] int64. Every committed token is the target's own choice given the
+    tokens before it, so the output is the target's whatever was drafted: the same tokens where the choice is a
+    function of prefix and position (`greedy_choices`, `gumbel_choices`), the same law where it is a fresh draw.
     """
-    place = torch.arange(draft.shape[1], device=draft.device)
-    rows = (first.unsqueeze(1) + place).clamp(max=choices.shape[0] - 1)
-    accepted = leading((choices[rows] == draft) & (place < lengths.unsqueeze(1)))
+    places = draft.shape[1]
+    if places == 0:
+        return Verdict(torch.zeros_like(first), choices[first])
+    place = torch.arange(places, device=choices.device)
+    row = first.unsqueeze(1) + torch.minimum(place, lengths.unsqueeze(1))
+    accepted = leading((place < lengths.unsqueeze(1)) & (choices[row] == draft))
     return Verdict(accepted, choices[first + accepted])
 
 
-def greedy_choices(logits: Tensor) -> Tensor:  # [N, V] -> [N]
-    """The temperature-0 limit; the lowest id wins a tie."""
-    return logits.argmax(dim=-1)
+def greedy_choices(logits: Tensor) -> Tensor:  # [N, V] -> [N] int64
+    """The temperature-0 limit: the largest logit, the lowest id among equals."""
+    return logits.argmax(-1)
 
 
-def gumbel_choices(p: Tensor, noise: Tensor) -> Tensor:  # [N, V] probabilities, [N, V] standard Gumbel -> [N]
-    """argmax(log p + g) is distributed as p (Gumbel-max, Maddison et al. 2014).
+def gumbel_choices(p: Tensor, noise: Tensor) -> Tensor:  # [N, V], [N, V] -> [N] int64
+    """argmax(log p + g): a draw from p when g is standard Gumbel noise (Gumbel 1954; Maddison et al. 2014).
 
-    Drafter and target that use the same ``noise`` at the same position agree as often as their laws allow for a shared
-    source; and the chosen token does not depend on what was drafted. log 0 is minus infinity: never chosen.
+    With noise keyed by position alone the draw is a function of (prefix, position): the *invariant* verifier. Target
+    and draft that share the noise agree often (`gumbel_joint` has the exact chance). A token of probability zero is
+    never chosen; a row of zeros yields 0.
     """
-    return (p.to(torch.float64).log() + noise).argmax(dim=-1)
+    return torch.where(p > 0, p.double().log() + noise, -torch.inf).argmax(-1)
