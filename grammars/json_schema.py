@@ -1,0 +1,264 @@
+"""JSON Schema to grammar. What llguidance cannot enforce is refused with its place, never ignored."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Literal, cast
+
+import jsonschema  # type: ignore[import-untyped]
+from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
+
+from constrained_spec.errors import (
+    GrammarBudgetError,
+    GrammarSyntaxError,
+    RequestError,
+    UnsatisfiableError,
+    UnsupportedSchemaError,
+)
+from constrained_spec.grammars.llg import EngineError, LlgGrammar, check_grammar, header, refuse
+from constrained_spec.grammars.schema_walk import Json, depth, escape, subschemas
+from constrained_spec.grammars.tokens import TokenIndex, Tokenization
+
+Whitespace = Literal["one-space", "compact", "flexible"]
+SchemaSource = Mapping[str, object] | str | bool | type[BaseModel]
+
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_SCHEMA_DEPTH = 200
+MAX_ENUM = 20_000
+MAX_MULTIPLE_OF = 100_000
+_MAX_PROBES = 64
+
+# Between tokens: a little space, or one line break with indentation. Bounded, so that no model can loop in it.
+FLEXIBLE_WHITESPACE = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
+
+_SPACING: dict[str, dict[str, Json]] = {
+    "one-space": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "flexible": {"whitespace_flexible": True, "whitespace_pattern": FLEXIBLE_WHITESPACE},
+}
+
+
+def load_schema(source: SchemaSource) -> Json:
+    """A schema as plain JSON data. Raises ``RequestError``/``GrammarSyntaxError`` for what is not one."""
+    if isinstance(source, type):
+        if not issubclass(source, BaseModel):
+            raise RequestError(f"{source.__name__} is not a pydantic model", param="schema")
+        try:
+            return cast(Json, source.model_json_schema())
+        except PydanticUserError as error:
+            raise RequestError(f"{source.__name__} has no JSON Schema: {error.message}", param="schema") from None
+    if isinstance(source, str):
+        if len(source) > MAX_SCHEMA_BYTES:
+            raise _too_large("max_schema_bytes", f"the schema exceeds {MAX_SCHEMA_BYTES} bytes", "schema")
+        try:
+            loaded = json.loads(source)
+        except json.JSONDecodeError as error:
+            raise GrammarSyntaxError(
+                f"the schema is not JSON: {error.msg}", position=error.pos, param="schema"
+            ) from None
+        except RecursionError:
+            raise _too_large("max_schema_depth", "the schema nests too deeply", "schema") from None
+    else:
+        loaded = source
+    if not isinstance(loaded, Mapping | bool):
+        raise RequestError("a schema is an object or a boolean", param="schema")
+    return cast(Json, loaded)
+
+
+def canonical_text(source: SchemaSource) -> str:
+    """The schema as JSON text, order of keys kept (it is the order of output). Checks size and depth."""
+    schema = load_schema(source)
+    try:
+        if depth(schema) > MAX_SCHEMA_DEPTH:
+            raise _too_large("max_schema_depth", f"the schema nests more than {MAX_SCHEMA_DEPTH} levels", "schema")
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"the schema is not JSON data: {error}", param="schema") from None
+    if size > MAX_SCHEMA_BYTES:
+        raise _too_large("max_schema_bytes", f"the schema has {size} bytes, the limit is {MAX_SCHEMA_BYTES}", "schema")
+    return text
+
+
+def compile_json_schema(
+    source: SchemaSource,
+    index: TokenIndex,
+    key: str,
+    *,
+    whitespace: Whitespace = "one-space",
+    tokenization: Tokenization = "any",
+) -> LlgGrammar:
+    """The grammar of all values that ``source`` accepts, keys in declared order.
+
+    Dialect 2020-12, or the one that ``$schema`` names. ``one-space`` separates as ``json.dumps`` does, ``compact`` not
+    at all, ``flexible`` also allows line breaks and indentation, bounded. ``format`` is enforced.
+
+    Raises ``RequestError`` (``param`` is the JSON pointer) for an invalid schema, ``UnsupportedSchemaError``,
+    ``UnsatisfiableError`` and ``GrammarBudgetError``.
+    """
+    if whitespace not in _SPACING:
+        raise RequestError(
+            f"unknown whitespace option {whitespace!r}", param="whitespace", hint=f"one of {', '.join(_SPACING)}"
+        )
+    schema: Json = json.loads(canonical_text(source))
+    _check_valid(schema)
+    _check_budget(schema)
+    options = _SPACING[whitespace]
+    try:
+        return LlgGrammar(_lark(schema, options, tokenization), index, key, "schema", tokenization)
+    except EngineError as error:
+        raise _Diagnosis(schema, options, tokenization, index).explain(str(error)) from None
+
+
+def _lark(schema: Json, options: dict[str, Json], tokenization: Tokenization) -> str:
+    body: Json
+    if isinstance(schema, dict):
+        body = {**schema, "x-guidance": options}
+    else:
+        body = {"x-guidance": options} if schema else False
+    return f"{header(tokenization)}start: %json {json.dumps(body, ensure_ascii=False)}\n"
+
+
+def _too_large(limit: str, message: str, param: str) -> GrammarBudgetError:
+    return GrammarBudgetError(message, limit=limit, param=param)
+
+
+def _check_valid(schema: Json) -> None:
+    default = jsonschema.Draft7Validator if _is_draft7_only(schema) else jsonschema.Draft202012Validator
+    try:
+        jsonschema.validators.validator_for(schema, default=default).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        pointer = "".join(f"/{escape(part)}" for part in error.absolute_path)
+        raise RequestError(f"the schema is not valid: {error.message}", param=pointer or "/") from None
+    for pointer, node in subschemas(schema):
+        if "x-guidance" in node:
+            raise UnsupportedSchemaError(
+                "engine options do not belong into a schema",
+                pointer=f"{pointer}/x-guidance",
+                keyword="x-guidance",
+                hint="use the whitespace option",
+            )
+
+
+def _is_draft7_only(schema: Json) -> bool:
+    """Without ``$schema``, an array of schemas under ``items`` can only be draft 7 or older."""
+    if isinstance(schema, dict) and "$schema" in schema:
+        return False
+    return any(isinstance(node.get("items"), list) for _, node in subschemas(schema))
+
+
+def _check_budget(schema: Json) -> None:
+    steps: dict[int, str] = {}
+    for pointer, node in subschemas(schema):
+        values = node.get("enum")
+        if isinstance(values, list) and len(values) > MAX_ENUM:
+            raise _too_large("max_enum", f"an enum of {len(values)} values, the limit is {MAX_ENUM}", f"{pointer}/enum")
+        step = node.get("multipleOf")
+        if isinstance(step, int | float) and not isinstance(step, bool):
+            steps.setdefault(_residues(step), f"{pointer}/multipleOf")
+    # Where two of them can meet, the engine builds the automaton of their common multiple.
+    common = [math.lcm(*steps)] if steps and _joins(schema) else []
+    for residues in (*steps, *common):
+        if residues > MAX_MULTIPLE_OF:
+            raise _too_large(
+                "max_multiple_of",
+                f"multipleOf needs {residues} states, the limit is {MAX_MULTIPLE_OF}",
+                steps.get(residues, next(iter(steps.values()))),
+            )
+
+
+def _residues(step: float) -> int:
+    """Numerator of ``step``, factors of ten dropped: about the number of states its check takes."""
+    numerator = Fraction(str(step)).numerator
+    while numerator and numerator % 10 == 0:
+        numerator //= 10
+    return abs(numerator)
+
+
+def _joins(schema: Json) -> bool:
+    return any("allOf" in node or ("$ref" in node and len(node) > 1) for _, node in subschemas(schema))
+
+
+class _Diagnosis:
+    """Turns llguidance's message into an error with the place and keyword at fault."""
+
+    def __init__(self, schema: Json, options: dict[str, Json], tokenization: Tokenization, index: TokenIndex) -> None:
+        self.schema = schema
+        self._options = options
+        self._tokenization = tokenization
+        self._index = index
+
+    def explain(self, message: str) -> RequestError:
+        message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+        first = message.split("\n", 1)[0].strip()
+        found = re.match(r'Unimplemented keys: \["((?:[^"\\]|\\.)*)"', first)
+        if found:
+            return self._unsupported(found[1], f"the keyword {found[1]!r} cannot be enforced")
+        found = re.match(r"Unknown format: (.*)", first)
+        if found:
+            return self._unsupported(
+                "format",
+                f"the format {found[1]!r} cannot be enforced",
+                value=found[1],
+                hint="remove it if it is only a remark",
+            )
+        if first.startswith("oneOf constraints"):
+            return self._unsupported(
+                "oneOf",
+                "the branches of oneOf cannot be proven disjoint",
+                hint="use anyOf, or give the branches a property with different const values",
+            )
+        if "regex" in first.lower() and not first.startswith("Unsatisfiable"):
+            detail = message.rsplit("error: ", 1)[-1].split("\n", 1)[0]
+            keyword = "pattern" if self._places("pattern") else "patternProperties"
+            return self._unsupported(keyword, f"a pattern cannot be enforced: {detail}")
+        if re.match(r"Pointer '|Resource '|.*\$ref", first):
+            return self._unsupported("$ref", f"a reference cannot be resolved: {first}")
+        if first.startswith("Unsatisfiable"):
+            return UnsatisfiableError(f"no value satisfies the schema: {first}", param="schema")
+        error = refuse(EngineError(first), "schema", "schema")
+        if isinstance(error, GrammarBudgetError):
+            return error
+        keyword = next((k for _, node in subschemas(self.schema) for k in node if k in first), "")
+        return self._unsupported(keyword, f"the schema cannot be enforced: {first}")
+
+    def _places(self, keyword: str, value: str | None = None) -> list[str]:
+        return [
+            pointer
+            for pointer, node in subschemas(self.schema)
+            if keyword in node and (value is None or node[keyword] == value)
+        ]
+
+    def _unsupported(
+        self,
+        keyword: str,
+        message: str,
+        *,
+        value: str | None = None,
+        hint: str | None = None,
+    ) -> UnsupportedSchemaError:
+        places = self._places(keyword, value)
+        place = places[0] if places else ""
+        if len(places) > 1:
+            place = next((p for p in places[:_MAX_PROBES] if self._is_guilty(keyword, p, places)), place)
+        pointer = f"{place}/{escape(keyword)}" if places else place
+        return UnsupportedSchemaError(message, pointer=pointer, keyword=keyword, hint=hint)
+
+    def _is_guilty(self, keyword: str, place: str, places: list[str]) -> bool:
+        """With ``keyword`` left at ``place`` alone the schema still does not compile."""
+        probe = copy.deepcopy(self.schema)
+        others = set(places) - {place}
+        for pointer, node in list(subschemas(probe)):
+            if pointer in others:
+                del node[keyword]
+        try:
+            check_grammar(_lark(probe, self._options, self._tokenization), self._index)
+        except EngineError:
+            return True
+        return False
