@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from constrained_spec.state.text import TextState
@@ -29,6 +29,7 @@ def feed(ids: list[int], v: Vocabulary = VOCABULARY) -> TextState:
     return state
 
 
+@settings(deadline=None, derandomize=True)
 @given(streams)
 def test_finish_equals_decoding_at_once_and_text_only_grows(ids: list[int]) -> None:
     state, shown = TextState(VOCABULARY), ""
@@ -42,6 +43,7 @@ def test_finish_equals_decoding_at_once_and_text_only_grows(ids: list[int]) -> N
         shown = state.text
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.binary(max_size=24), st.lists(st.integers(1, 5), min_size=24, max_size=24))
 def test_any_bytes_under_any_split(data: bytes, cuts: list[int]) -> None:
     parts: list[bytes | None] = []
@@ -52,6 +54,7 @@ def test_any_bytes_under_any_split(data: bytes, cuts: list[int]) -> None:
     assert state.finish() == data.decode("utf-8", errors="replace")
 
 
+@settings(deadline=None, derandomize=True)
 @given(streams, st.data())
 def test_since_is_a_slice(ids: list[int], data: st.DataObject) -> None:
     state = feed(ids)
@@ -59,6 +62,7 @@ def test_since_is_a_slice(ids: list[int], data: st.DataObject) -> None:
     assert state.since(start) == state.text[start:]
 
 
+@settings(deadline=None, derandomize=True)
 @given(streams, streams, streams, st.booleans())
 def test_rollback_restores_at_every_cut(before: list[int], lost: list[int], after: list[int], read: bool) -> None:
     state = feed(before)
