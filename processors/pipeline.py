@@ -108,7 +108,7 @@ class Pipeline:
         assert logits.shape == (len(positions), self._width)
         assert not custom or len(custom) == len(positions)
         with torch.inference_mode():
-            logits = logits.float()
+            logits = logits.detach().float()
             repetition_penalty(logits, positions)
             presence_frequency_penalty(logits, positions)
             logit_bias(logits, positions)

@@ -61,8 +61,8 @@ def top_p(logits: Tensor, positions: Sequence[Position]) -> None:
     mass = column([positions[i].sampling.top_p for i in numbers], logits.device, torch.float64)
     p = part.softmax(-1)
     best = _descending(p, mass)  # [R, K]
-    before = best.cumsum(-1, dtype=torch.float64) - best
-    kept = (before < mass).sum(-1, keepdim=True).clamp(min=1)
+    before = best[:, :-1].cumsum(-1, dtype=torch.float64)  # the mass of the ids ahead of the second, the third, ...
+    kept = 1 + (before < mass).sum(-1, keepdim=True)
     least = best.gather(1, kept - 1)
     above, tied = p > least, p == least
     room = kept - above.sum(-1, keepdim=True)

@@ -41,7 +41,7 @@ _IMPURE = {
 class TransformersProcessor(Protocol):
     """The call of ``transformers.LogitsProcessor``: ids [1, n] int64 and scores [1, V] float32 -> scores [1, V]."""
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor: ...
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Wrapped:
         return name_of(self.processor)
 
     def __call__(self, logits: Tensor, positions: Sequence[Position]) -> Tensor:
-        rows: list[Tensor] = [
+        rows = [
             self.processor(
                 cast(torch.LongTensor, torch.tensor([p.prefix], dtype=torch.long, device=logits.device)),
                 cast(torch.FloatTensor, logits[i : i + 1].clone()),
