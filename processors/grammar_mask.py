@@ -38,7 +38,11 @@ def _ceilings(packed: np.ndarray[tuple[int, ...], np.dtype[np.int32]], width: in
     if device.type == "cpu":
         # A table look-up per byte is several times faster than masked_fill, whose branches a mask makes unpredictable.
         return torch.from_numpy(_CEILINGS.take(packed.view(np.uint8), axis=0).reshape(len(packed), -1)[:, :width])
-    words = to_device(packed, device)
-    bits = (words.unsqueeze(-1) >> torch.arange(32, device=device, dtype=torch.int32)) & 1
+    return _ceilings_of(to_device(packed, device), width)
+
+
+def _ceilings_of(words: Tensor, width: int) -> Tensor:
+    """The same from words on the device: shifts, one per bit."""
+    bits = (words.unsqueeze(-1) >> torch.arange(32, device=words.device, dtype=torch.int32)) & 1
     # bit 1 -> +inf, bit 0 -> -inf
-    return ((bits.float() - 0.5) * float("inf")).view(len(packed), -1)[:, :width]
+    return ((bits.float() - 0.5) * float("inf")).flatten(1)[:, :width]

@@ -81,7 +81,8 @@ def _counts(history: History, indices: list[int], *, prompt: bool) -> tuple[Ids,
     counts[:, np.searchsorted(ids, before)] += 1
     # The history already holds drafts that stand at or after some of the places: take them off again.
     first = min(indices)
-    assert history.prompt_length <= first and max(indices) <= len(history)
+    assert history.prompt_length <= first
+    assert max(indices) <= len(history)
     later = np.searchsorted(ids, np.array(history.tokens[first:], dtype=np.int64))
     for row, index in enumerate(indices):
         np.subtract.at(counts[row], later[index - first :], 1)

@@ -64,10 +64,12 @@ def top_p(logits: Tensor, positions: Sequence[Position]) -> None:
     before = best[:, :-1].cumsum(-1, dtype=torch.float64)  # the mass of the ids ahead of the second, the third, ...
     kept = 1 + (before < mass).sum(-1, keepdim=True)
     least = best.gather(1, kept - 1)
-    above, tied = p > least, p == least
-    room = kept - above.sum(-1, keepdim=True)
-    keep = above | (tied & (tied.cumsum(-1) <= room))
-    rows.put(logits, part.masked_fill_(~keep, _NEVER))
+    drop = p < least
+    surplus = (~drop).sum(-1, keepdim=True) - kept  # ids too many because they tie with the last one kept
+    if p.device.type != "cpu" or bool((surplus > 0).any()):
+        tied = p == least
+        drop |= tied & (tied.cumsum(-1) > tied.sum(-1, keepdim=True) - surplus)
+    rows.put(logits, part.masked_fill_(drop, _NEVER))
 
 
 def min_p(logits: Tensor, positions: Sequence[Position]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from constrained_spec.config import Sampling
 from constrained_spec.processors.base import Position
+from constrained_spec.processors.grammar_mask import _ceilings, _ceilings_of
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.types import History, Vocabulary
 
@@ -41,6 +42,13 @@ def test_exactly_the_masked_ids_remain(size: int, data: st.DataObject) -> None:
             legal = ids is None or token in ids
             assert got.logits[i, token] == (logits[i, token] if legal else float("-inf"))
         assert bool(got.dead[i]) == (ids == set())
+
+
+@pytest.mark.parametrize("width", [1, 32, 37, 96])
+def test_the_device_unpacks_as_the_table_does(width: int) -> None:
+    words = np.random.default_rng(0).integers(-(2**31), 2**31, (5, (width + 31) // 32)).astype(np.int32)
+    table = _ceilings(words, width, torch.device("cpu"))
+    assert torch.equal(_ceilings_of(torch.from_numpy(words), width), table)
 
 
 @pytest.mark.parametrize(
