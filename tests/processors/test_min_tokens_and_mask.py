@@ -74,7 +74,8 @@ def test_min_tokens(min_tokens: int, ids: set[int] | None, ignore_eos: bool, cho
     s = Sampling(min_tokens=min_tokens, ignore_eos=ignore_eos)
     place = Position(h, 4, s, None if ids is None else pack(ids, 40))
     got = Pipeline(vocabulary(40)).process(logits, [place])
-    assert got.choices().tolist() == [choice] and not got.dead
+    assert got.choices().tolist() == [choice]
+    assert not got.dead
 
 
 def test_min_tokens_along_a_drafted_run() -> None:

@@ -94,7 +94,8 @@ def test_logit_bias_holds_at_every_place() -> None:
 def test_suppressed_ids_are_impossible_at_every_place() -> None:
     s = Sampling(suppress_tokens=(X, Y), temperature=1.0)
     p = PIPELINE.process(torch.zeros(3, V), positions(s, [1], [], [X, X])).probabilities()
-    assert p[:, [X, Y]].count_nonzero() == 0 and p.sum(-1).tolist() == pytest.approx([1, 1, 1])
+    assert p[:, [X, Y]].count_nonzero() == 0
+    assert p.sum(-1).tolist() == pytest.approx([1, 1, 1])
 
 
 def test_a_place_before_the_end_of_the_history_is_that_prefix() -> None:
@@ -119,4 +120,5 @@ def test_steps_that_no_row_uses_touch_nothing() -> None:
     logits = torch.full((2, V), float("nan"))
     before: Tensor = logits.clone()
     got = PIPELINE.process(logits, positions(s, [1], [X], [Y]))
-    assert torch.equal(got.logits.isnan(), before.isnan()) and got.logits.data_ptr() == logits.data_ptr()
+    assert torch.equal(got.logits.isnan(), before.isnan())
+    assert got.logits.data_ptr() == logits.data_ptr()

@@ -181,7 +181,8 @@ def test_truncation_never_leaves_an_empty_set() -> None:
     logits = torch.zeros(1, V)
     logits[0, 7] = -80.0  # the only legal id is among the least probable
     got = run(logits, at(Sampling(temperature=0.3, top_k=1, top_p=0.01, min_p=1.0), ids=[7]))
-    assert got.probabilities()[0, 7] == 1 and not got.dead
+    assert got.probabilities()[0, 7] == 1
+    assert not got.dead
 
 
 def test_custom_runs_after_bias_and_before_the_mask() -> None:
@@ -193,8 +194,11 @@ def test_custom_runs_after_bias_and_before_the_mask() -> None:
         return logits
 
     got = run(torch.zeros(1, V), at(Sampling(logit_bias={3: 2.5}, suppress_tokens=(4,)), ids=[3, 4]), custom=[[spy]])
-    assert seen[0][0, 3] == 2.5 and seen[0][0, 4] == -INF and seen[0][0, 9] == 0
-    assert got.choices().tolist() == [3] and not got.dead
+    assert seen[0][0, 3] == 2.5
+    assert seen[0][0, 4] == -INF
+    assert seen[0][0, 9] == 0
+    assert got.choices().tolist() == [3]
+    assert not got.dead
 
 
 # ---- temperature ----------------------------------------------------------------------------------------------------
@@ -215,7 +219,8 @@ def test_greedy_rows_are_neither_scaled_nor_truncated() -> None:
     assert torch.equal(got.logits, logits)
     assert got.greedy == (True, False)
     assert torch.equal(got.logprobs_base, logits.log_softmax(-1))
-    assert got.probabilities()[0].count_nonzero() == 1 and got.probabilities()[0, got.choices()[0]] == 1
+    assert got.probabilities()[0].count_nonzero() == 1
+    assert got.probabilities()[0, got.choices()[0]] == 1
 
 
 # ---- dead rows ------------------------------------------------------------------------------------------------------
@@ -231,7 +236,8 @@ def test_dead_rows_are_found_and_do_not_touch_their_neighbours(temperature: floa
     got = run(logits, *positions)
     assert got.dead.tolist() == [False, True, True, True, False]
     p = got.probabilities()
-    assert p.isfinite().all() and p.sum(-1)[[0, 4]].tolist() == pytest.approx([1, 1])
+    assert p.isfinite().all()
+    assert p.sum(-1)[[0, 4]].tolist() == pytest.approx([1, 1])
     if temperature:
         assert p[1:4].count_nonzero() == 0
     assert torch.equal(p[4], run(logits[4:], positions[4]).probabilities()[0])
@@ -364,7 +370,8 @@ def test_buffers_of_any_kind() -> None:
 def test_validation_names_option_and_id(sampling: Sampling, param: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate_sampling(sampling, vocabulary())
-    assert caught.value.param == param and word in str(caught.value)
+    assert caught.value.param == param
+    assert word in str(caught.value)
 
 
 def test_validation_accepts_every_id() -> None:

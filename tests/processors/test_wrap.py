@@ -92,7 +92,7 @@ def test_a_list_holding_a_refused_one_is_refused() -> None:
 
 
 def test_a_failing_wrapped_processor_is_named() -> None:
-    class Broken(logits_process.LogitsProcessor):
+    class Broken:
         def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
             raise KeyError("gone")
 

@@ -39,7 +39,8 @@ def test_finish_equals_decoding_at_once_and_text_only_grows(ids: list[int]) -> N
         assert state.text.startswith(shown)
         assert state.finish() == data.decode("utf-8", errors="replace")
         assert len(state) == len(state.text)
-        assert len(state.pending) <= 3 and data.endswith(state.pending)
+        assert len(state.pending) <= 3
+        assert data.endswith(state.pending)
         shown = state.text
 
 
