@@ -33,8 +33,7 @@ def main() -> None:
     question = [{"role": "user", "content": "Write one sentence about the sea."}]
     custom = [NoRecentRepeat(window=4, amount=4.0)]
     plain, fast = (engine.generate(question, max_tokens=24, processors=custom, drafter=d) for d in ("none", "ngram"))
-    assert fast.tokens == plain.tokens
-    print(fast.text)
+    print(fast.text, "| same as target-only:", fast.tokens == plain.tokens)
 
 
 if __name__ == "__main__":
