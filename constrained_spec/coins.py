@@ -43,12 +43,15 @@ class Coins:
 
     def gumbel(self, position: int, size: int) -> NDArray[np.float64]:
         """Standard Gumbel noise, shape [size], keyed by position alone (the *invariant* verifier's noise)."""
-        # u lies in (0, 1): a half step keeps both logarithms finite.
-        u = (self._raw(Role.GUMBEL, 0, position, size) + 0.5) * _UNIT
+        # u lies in (0, 1), so both logarithms are finite: a half step on 52 bits is exact in a double, while on 53 bits
+        # the largest one would round up to 1.
+        u = (np.floor(self._raw(Role.GUMBEL, 0, position, size) / 2) + 0.5) * (2 * _UNIT)
         noise: NDArray[np.float64] = -np.log(-np.log(u))
         return noise
 
     def _raw(self, role: Role, round_: int, position: int, n: int) -> NDArray[np.float64]:
-        bits = np.random.Philox(key=[self.seed, self.choice], counter=[0, position, round_, int(role)])
+        # Typed words: numpy would turn a plain list that mixes small and huge integers into floats.
+        key = np.array([self.seed, self.choice], dtype=np.uint64)
+        bits = np.random.Philox(key=key, counter=np.array([0, position, round_, role], dtype=np.uint64))
         # 53 bits are exact in a double, so the product with 2**-53 is below 1 without any clamp.
         return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64)

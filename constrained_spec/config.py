@@ -96,7 +96,9 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if self.drafter not in DRAFTERS:
-            raise ConfigError(f"unknown drafter {self.drafter!r}", param="drafter", hint=f"one of {', '.join(DRAFTERS)}")
+            raise ConfigError(
+                f"unknown drafter {self.drafter!r}", param="drafter", hint=f"one of {', '.join(DRAFTERS)}"
+            )
         if self.verifier not in VERIFIERS:
             raise ConfigError(
                 f"unknown verifier {self.verifier!r}", param="verifier", hint=f"one of {', '.join(VERIFIERS)}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from constrained_spec.api.result import Piece, Result, SpeculationReport, Timing, Usage
@@ -152,6 +154,12 @@ class Engine:
         drafter = self._drafter(request)
         return self._run(request, tokens, grammar.matcher() if grammar is not None else None, drafter)
 
+    @staticmethod
+    def check(output_type: object = None, **options: Unpack[Options]) -> None:
+        """Raise what ``generate`` would raise for these options, without a model."""
+        request = _Request.parse(output_type, options)
+        to_constraint(output_type, whitespace=request.whitespace)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt: raw text as it is, messages through the chat template."""
         if isinstance(prompt, str):
@@ -263,7 +271,9 @@ class Engine:
                 disabled_reason="; ".join(f"{k}: {v}" for k, v in s.disabled.items()) or None,
                 by_source={k: (v[0], v[1]) for k, v in c.by_source.items()},
             ),
-            timing=Timing(times.first_round, times.total, times.forward, times.propose),
+            timing=Timing(
+                times.first_round, times.total, times.forward, times.propose, statistics.median(times.overheads)
+            ),
             seed=seed,
             logprobs=tuple(s.logprobs),
             parse_error=parse_error,

@@ -45,12 +45,16 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall-clock seconds: until the first committed token, in all; in target forwards and in drafting."""
+    """Wall-clock seconds: until the first committed token, in all; in target forwards and in drafting.
+
+    ``overhead_s`` is the median over rounds of what is neither target forward nor grammar mask.
+    """
 
     first_token_s: float
     total_s: float
     forward_s: float
     propose_s: float
+    overhead_s: float
 
 
 @dataclass(frozen=True, slots=True)

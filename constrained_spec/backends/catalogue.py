@@ -136,8 +136,14 @@ def convert_gguf(gguf: Path, folder: Path, eos_ids: tuple[int, ...]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
+    dequantised = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
+    config = dequantised.config
+    # The loader still calls the model quantised and refuses to save it; the same weights in a fresh one are plain.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(dequantised.state_dict())
     model.generation_config.eos_token_id = list(eos_ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

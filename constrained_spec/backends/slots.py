@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Plan:
     slot_index: Tensor | None  # [B] for scattered rows; None if the rows are a contiguous range of slots
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer, [slots, heads, capacity + 1, head_dim].
 
     The last position is where padded queries of shorter blocks write: no mask ever shows it.
@@ -85,7 +86,7 @@ class SlotLayer(CacheLayerMixin):
         return self._capacity
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """The cache of a whole model, and the only owner of slot lengths."""
 
     def __init__(self, layers: int, slots: int, capacity: int) -> None:
@@ -109,7 +110,7 @@ class SlotCache(Cache):
                 [[s + t if t < c else trash for t in range(width)] for s, c in zip(starts, counts, strict=True)],
                 device=device,
             )
-        contiguous = all(b == a + 1 for a, b in zip(rows, rows[1:], strict=False))
+        contiguous = all(b == a + 1 for a, b in pairwise(rows))
         keys = max(s + c for s, c in zip(starts, counts, strict=True))
         slot_index = None if contiguous else torch.tensor(rows, device=device)
         return Plan(rows, starts, counts, width, keys, write, slot_index)

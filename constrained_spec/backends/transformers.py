@@ -66,7 +66,8 @@ class TransformersModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def slots(self) -> int:
@@ -195,8 +196,8 @@ class TransformersModel:
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 5e-2
         if not drift <= tolerance * scale:
             raise ModelError(
-                f"{self.name} ({self._config.model_type}) cannot run in KV slots: its logits differ by {drift:.3g} from "
-                "its own forward",
+                f"{self.name} ({self._config.model_type}) cannot run in KV slots: its logits differ by {drift:.3g} "
+                "from its own forward",
                 hint="supported are decoder-only models whose whole state is keys and values",
             )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from constrained_spec.backends.base import LanguageModel
@@ -23,7 +22,7 @@ class Times:
     total: float = 0.0
     forward: float = 0.0  # target forwards, all rounds
     propose: float = 0.0  # drafting, draft forwards included
-    rounds: list[float] = field(default_factory=list)
+    overheads: list[float] = field(default_factory=list)  # per round: neither target forward nor masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,12 @@ class Generation:
         """One round. Raises ``DeadEndError`` if the pipeline leaves no token; the state is then as before the round."""
         outcome = run_round(self._model, self._pipeline, [self._row])
         times = outcome.times
-        if not self.times.rounds:
+        if not self.times.overheads:
             self.times.first_round = times.total
         self.times.total += times.total
         self.times.forward += times.forward
         self.times.propose += times.propose
-        self.times.rounds.append(times.total)
+        self.times.overheads.append(times.overhead)
         [result] = outcome.outcomes
         if isinstance(result, DeadEndError):
             raise result
@@ -84,13 +83,3 @@ class Generation:
         piece = text[self._shown :]
         self._shown = len(text)
         return piece
-
-
-def run(generation: Generation, on_round: Callable[[RoundEvent], None] | None = None) -> Times:
-    """Run to the finish. Returns the times, ``total`` taken around everything including the caller's callback."""
-    start = time.perf_counter()
-    for event in generation:
-        if on_round is not None:
-            on_round(event)
-    generation.times.total = time.perf_counter() - start
-    return generation.times

@@ -37,7 +37,13 @@ class RoundTimes:
 
     propose: float
     forward: float
+    masks: float
     total: float
+
+    @property
+    def overhead(self) -> float:
+        """Everything but the target's forward and the grammar masks."""
+        return self.total - self.forward - self.masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class Round:
 def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round:
     """Advance every row by at least one committed token. A row that fails is rolled back alone."""
     start = time.perf_counter()
+    masks = -sum(r.sequence.mask_seconds for r in rows)
     with ExitStack() as stack:
         proposals = [Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma) for r in rows]
         _propose(rows, proposals)
@@ -62,8 +69,9 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round
         logits = model.score(blocks)
         scored = time.perf_counter()
         outcomes = _verify_and_commit(pipeline, rows, proposals, logits)
+    masks += sum(r.sequence.mask_seconds for r in rows)
     end = time.perf_counter()
-    return Round(outcomes, RoundTimes(proposed - start, scored - proposed, end - start))
+    return Round(outcomes, RoundTimes(proposed - start, scored - proposed, masks, end - start))
 
 
 def _propose(rows: Seq[Row], proposals: Seq[Proposal]) -> None:

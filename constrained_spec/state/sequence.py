@@ -43,8 +43,8 @@ class Counts:
 class Sequence:
     """One request in one slot.
 
-    ``leading`` participants follow drafts while a round is open, because masks and penalties depend on them; ``lagging``
-    ones see committed tokens only. Caches (target and draft KV) are cut to the committed length.
+    ``leading`` participants follow drafts while a round is open, because masks and penalties depend on them;
+    ``lagging`` ones see committed tokens only. Caches (target and draft KV) are cut to the committed length.
     """
 
     def __init__(
@@ -68,10 +68,11 @@ class Sequence:
         self.processors = tuple(processors)
         self.history = History(prompt)
         self.text = TextState(vocabulary)
-        self.stop = StopState(sampling.stop)
+        self.stop = StopState(sampling.stop, self.text, min_tokens=sampling.min_tokens)
         self.counts = Counts()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.mask_seconds = 0.0  # a measurement, no state
         self.disabled: dict[str, str] = {}  # drafter -> why it was switched off
         self.kv = KvState(target, slot)
         self.caches: list[KvState] = [self.kv]
@@ -85,7 +86,8 @@ class Sequence:
 
     @property
     def lagging(self) -> list[Participant[Any]]:
-        return [self.text, *self._followers]
+        # The stop matcher reads the characters that the text has just taken, so it comes second.
+        return [self.text, self.stop, *self._followers]
 
     @property
     def slot(self) -> int:
@@ -111,6 +113,20 @@ class Sequence:
             self.sampling.max_tokens - self.history.output_length,
             self.capacity - len(self.history),
         )
+
+    @property
+    def stop_hit(self) -> bool:
+        """Has a stop string been completed?"""
+        return self.stop.hit is not None
+
+    def visible_text(self) -> str:
+        """The text that is certain to stay: what may be streamed now, and after the finish the whole answer."""
+        hit = self.stop.hit
+        if hit is not None:
+            return self.text.text[: hit[1] if self.sampling.include_stop else hit[0]]
+        if self.finished:
+            return self.text.finish()
+        return self.text.text[: self.stop.safe_length]
 
     def follow(self, participant: Participant[Any]) -> None:
         """Add a participant that follows committed tokens (a drafter's index)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from types import TracebackType
@@ -149,7 +150,8 @@ class Transaction:
         else:
             self._settle_matcher(kept, None)
         for c in s.caches:
-            c.rollback(self._base + kept)
+            # The last committed token is fed by the next round: a slot never holds it, whatever ended the block.
+            c.rollback(self._base + cut - 1)
         reason = reason or self._grammar_end(cut > accepted)
         if reason is None and s.room == 0:
             reason = "length"
@@ -174,7 +176,7 @@ class Transaction:
             output = self._base + i + 1 - s.history.prompt_length
             if token in s.eos_ids:
                 return i + 1, "stop"
-            if s.stop_hit(output):
+            if s.stop_hit:
                 return i + 1, "stop"
             if i < accepted and self._ends[i]:
                 return i + 1, "stop"
@@ -220,7 +222,9 @@ class Transaction:
         if s.matcher is None:
             return None
         row = np.empty(s.vocabulary.mask_words, dtype=np.int32)
+        start = time.perf_counter()
         s.matcher.mask_into(row)
+        s.mask_seconds += time.perf_counter() - start
         if s.sampling.ignore_eos:
             for eos in s.vocabulary.eos_ids:
                 row[eos >> 5] &= ~np.int32(np.uint32(1 << (eos & 31)).view(np.int32))

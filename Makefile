@@ -1,0 +1,41 @@
+# make demo, make test: both set up everything they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup model demo test test-full lint examples clean
+
+setup: $(STAMP)
+
+# Installed again only when the project's requirements change.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+# Fetches the small real model into the user's cache, once.
+model: setup
+	$(BIN)/python -c "from constrained_spec.backends.catalogue import ensure; ensure('smollm2-135m')"
+
+demo: setup
+	$(BIN)/constrained-spec demo
+
+test: model
+	$(BIN)/python -m pytest -q -m "not full"
+
+test-full: model
+	$(BIN)/python -m pytest -q -s
+
+lint: setup
+	$(BIN)/ruff check constrained_spec grammars processors tests examples
+	$(BIN)/ruff format --check constrained_spec grammars processors tests examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+examples: model
+	set -e; for f in examples/*.py; do echo "== $$f"; $(BIN)/python $$f; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,132 @@
+"""constrained-spec doctor: is this installation sound, on this model and this machine?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import typer
+
+from constrained_spec.api import Engine
+from constrained_spec.backends.base import Block
+from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
+from constrained_spec.cli.environment import environment
+from constrained_spec.cli.suite import extraction_suite
+from constrained_spec.errors import AuditFailure
+from constrained_spec.verify import World, distance, law, target_law
+
+
+def doctor(
+    model: str = typer.Option("smollm2-135m", help="Catalogue alias, hub id, local folder or GGUF file."),
+    draft_model: str | None = typer.Option(None, help="A draft model to check against the target."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Versions, device, model and tokenizer checks, and a short self-check of the law and of rollback."""
+    with exit_codes():
+        quiet_libraries()
+        with loading(model) as progress:
+            engine = Engine.load(model, draft_model=draft_model, capacity=1024, progress=progress)
+        vocabulary = engine.model.vocabulary
+        facts = environment() | {
+            "model": model,
+            "device": str(engine.model.device),
+            "dtype": str(engine.model.model.dtype),
+            "vocabulary": vocabulary.size,
+            "eos_ids": list(vocabulary.eos_ids),
+            "ids_without_text": sum(t is None for t in vocabulary.tokens),
+            "weights_digest": engine.model.weights_digest(),
+            "memory": engine.model.memory(),
+        }
+        checks: dict[str, Callable[[Engine], str]] = {
+            "tokenizer round trip": _tokenizer,
+            "law of the verifiers": _law,
+            "rollback of the cache": _rollback,
+            "block against single steps": _drift,
+            "greedy identity": _identity,
+        }
+        results: dict[str, dict[str, Any]] = {}
+        for name, check in checks.items():
+            start = time.perf_counter()
+            try:
+                results[name] = {"ok": True, "detail": check(engine)}
+            except AuditFailure as failure:
+                results[name] = {"ok": False, "detail": str(failure)}
+            results[name]["seconds"] = round(time.perf_counter() - start, 2)
+        if as_json:
+            typer.echo(json.dumps(facts | {"checks": results}))
+        else:
+            for key, value in facts.items():
+                typer.echo(f"{key:18} {value}")
+            for name, r in results.items():
+                typer.echo(f"{'ok  ' if r['ok'] else 'FAIL'} {name}: {r['detail']} ({r['seconds']} s)")
+        if not all(r["ok"] for r in results.values()):
+            raise AuditFailure("a self-check failed", hint="do not speculate on this installation")
+
+
+_TARGET = ((0.5, 0.3, 0.2), (0.1, 0.0, 0.9))
+_DRAFT = ((0.6, 0.1, 0.3), (0.7, 0.3, 0.0))
+
+
+def _tokenizer(engine: Engine) -> str:
+    vocabulary = engine.model.vocabulary
+    for text in ('{"name": "Ada", "n": [1, 2.5]}', "naïve café — 日本語 🌊", "  two\n\tlines  "):
+        ids = vocabulary.encode(text)
+        if vocabulary.bytes_of(ids) not in (text.encode(), b" " + text.encode()):
+            raise AuditFailure(f"{text!r} comes back as {vocabulary.bytes_of(ids)!r}")
+    return "token bytes spell the text"
+
+
+def _law(engine: Engine) -> str:
+    world = World(3, lambda prefix: _TARGET[len(prefix) % 2], lambda prefix: _DRAFT[len(prefix) % 2])
+    worst = max(distance(law(world, rule, 2, 3), target_law(world, 3)) for rule in ("coupling", "point", "invariant"))
+    if not worst < 1e-9:
+        raise AuditFailure(f"the enumerated law is off by {worst:.3g}")
+    wrong = distance(law(world, "full-p-repair", 2, 3), target_law(world, 3))
+    if not wrong > 1e-3:
+        raise AuditFailure("a wrong repair was not noticed")
+    return f"largest error {worst:.1e}; a planted wrong repair shows {wrong:.3f}"
+
+
+def _rollback(engine: Engine) -> str:
+    model = engine.model
+    ids = engine.encode(extraction_suite()[0].messages)[:24]
+    model.set_length(0, 0)
+    model.score([Block(0, ids[:16], want=1)])
+    before = model.fingerprint(0)
+    first = model.score([Block(0, ids[16:], want=1)])
+    for cut in range(8):
+        model.set_length(0, 16)
+        model.score([Block(0, ids[16 : 17 + cut], want=1)])
+    model.set_length(0, 16)
+    if model.fingerprint(0) != before:
+        raise AuditFailure("the slot does not return to its state")
+    again = model.score([Block(0, ids[16:], want=1)])
+    model.set_length(0, 0)
+    if not torch.equal(first, again):
+        raise AuditFailure("the same block after rollbacks gives other logits")
+    return "8 cuts, slot and logits bit-identical"
+
+
+def _drift(engine: Engine) -> str:
+    model = engine.model
+    ids = engine.encode(extraction_suite()[1].messages)[:32]
+    model.set_length(0, 0)
+    block = model.score([Block(0, ids, want=16)])
+    model.set_length(0, 16)
+    single = torch.cat([model.score([Block(0, [token], want=1)]) for token in ids[16:]])
+    model.set_length(0, 0)
+    drift = float((block - single).abs().max())
+    flips = int((block.argmax(-1) != single.argmax(-1)).sum())
+    return f"largest logit difference {drift:.2e}, {flips} of 16 argmaxes differ"
+
+
+def _identity(engine: Engine) -> str:
+    job = extraction_suite()[0]
+    plain = engine.generate(job.messages, job.schema, max_tokens=32, drafter="none")
+    fast = engine.generate(job.messages, job.schema, max_tokens=32)
+    if plain.tokens != fast.tokens:
+        raise AuditFailure("speculation changes the greedy text")
+    return f"{len(fast.tokens)} tokens, {plain.speculation.target_passes} passes and {fast.speculation.target_passes}"
