@@ -1,11 +1,15 @@
-"""KV as slots: one preallocated buffer per layer, per-row write positions, rollback by arithmetic. DESIGN section 9."""
+"""KV as slots: one preallocated buffer per layer, written at per-row positions, rolled back by arithmetic.
+
+DESIGN section 9. Row b of a forward writes its block at positions len_b … of its slot. What lies at or beyond a slot's
+length is never visible to a later query: it is masked, and overwritten before the length grows over it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,175 +17,282 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from constrained_spec.backends.base import Block
+from constrained_spec.errors import RequestError
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where one forward reads and writes. T is the longest block, K the number of key positions that are read."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """What one kind of layer reads: keys ``low`` to ``high`` of every slot in the step."""
 
-    rows: tuple[int, ...]  # slot of each batch row
-    starts: tuple[int, ...]  # tokens in the slot before the block
-    counts: tuple[int, ...]  # tokens of each block
-    width: int  # T
-    keys: int  # K
-    write: Tensor | None  # [B, T] position of each query's key; None if one contiguous row
-    slot_index: Tensor | None  # [B] for scattered rows; None if the rows are a contiguous range of slots
+    low: int
+    high: int
+    mask: Tensor | None  # additive [B, 1, Q, high - low]; None where transformers' own rule is right
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer, [slots, heads, capacity + 1, head_dim].
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """Real tokens of a ragged step: token ``columns[n]`` of row ``rows[n]`` goes to ``places[n]`` of ``slots[n]``."""
 
-    The last position is where padded queries of shorter blocks write: no mask ever shows it.
+    rows: Tensor  # [N] long, all four
+    columns: Tensor
+    slots: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One forward: rows in ascending slot order, blocks right-aligned in a width of the longest.
+
+    Padding stands at the left. It writes nothing, and each of its queries sees what the row's first token sees, so that
+    no softmax row is empty.
     """
 
-    def __init__(self, slots: int, capacity: int) -> None:
-        super().__init__()
-        self._slots = slots
-        self._capacity = capacity
-        self.plan: Plan | None = None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        def buffer(like: Tensor) -> Tensor:
-            # Zeros, not empty: a masked NaN would still poison the weighted sum of values.
-            return like.new_zeros(self._slots, like.shape[1], self._capacity + 1, like.shape[3])
-
-        self.keys, self.values = buffer(key_states), buffer(value_states)
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write [B, heads, T, head_dim] where the plan says and return what the rows may read, [B, heads, K, head_dim].
-
-        A view for one row or a contiguous range of slots; other sets of slots are gathered.
-        """
-        plan = self.plan
-        assert plan is not None, "a forward outside score()"
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
-        return self._through(self.keys, key_states, plan), self._through(self.values, value_states, plan)
-
-    @staticmethod
-    def _through(buffer: Tensor, states: Tensor, plan: Plan) -> Tensor:
-        first = plan.rows[0]
-        if plan.write is None:
-            start = plan.starts[0]
-            buffer[first, :, start : start + plan.width] = states[0]
-            return buffer[first : first + 1, :, : plan.keys]
-        if plan.slot_index is None:
-            window = buffer[first : first + len(plan.rows)]
-            index = plan.write[:, None, :, None].expand_as(states)
-            window.scatter_(2, index, states)
-            return window[:, :, : plan.keys]
-        # Advanced indices around a slice: [B, T] broadcast, heads in the middle, so values are [B, T, heads, dim].
-        buffer[plan.slot_index[:, None], :, plan.write] = states.transpose(1, 2)
-        return buffer[plan.slot_index, :, : plan.keys]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.plan.keys if self.plan else query_length), 0
-
-    def get_seq_length(self) -> int:
-        return max(self.plan.starts) if self.plan else 0
-
-    def get_max_length(self) -> int:
-        return self._capacity
+    blocks: tuple[Block, ...]
+    starts: tuple[int, ...]  # slot lengths before the step
+    width: int
+    gather: Tensor | None  # [B] slot ids; None where the slots are consecutive and a view will do
+    scatter: Scatter | None  # None where every row writes the same places
+    position_ids: Tensor  # [B, Q]
+    spans: Mapping[str, Span]  # per layer kind
 
 
-class SlotCache(Cache):  # type: ignore[misc]
-    """The cache of a whole model, and the only owner of slot lengths."""
-
-    def __init__(self, layers: int, slots: int, capacity: int) -> None:
-        self._slot_layers = [SlotLayer(slots, capacity) for _ in range(layers)]
-        super().__init__(layers=list(self._slot_layers))
-        self.capacity = capacity
-        self.lengths = [0] * slots
-
-    def plan(self, blocks: Sequence[Block], device: torch.device) -> Plan:
-        rows = tuple(b.slot for b in blocks)
-        assert len(set(rows)) == len(rows), "one block per slot"
-        starts = tuple(self.lengths[r] for r in rows)
-        counts = tuple(len(b.tokens) for b in blocks)
-        assert all(c > 0 for c in counts)
-        assert all(s + c <= self.capacity for s, c in zip(starts, counts, strict=True)), "a block beyond the capacity"
-        width = max(counts)
-        write = None
-        if len(blocks) > 1:
-            trash = self.capacity
-            write = torch.tensor(
-                [[s + t if t < c else trash for t in range(width)] for s, c in zip(starts, counts, strict=True)],
-                device=device,
-            )
-        contiguous = all(b == a + 1 for a, b in pairwise(rows))
-        keys = max(s + c for s, c in zip(starts, counts, strict=True))
-        slot_index = None if contiguous else torch.tensor(rows, device=device)
-        return Plan(rows, starts, counts, width, keys, write, slot_index)
-
-    def begin(self, plan: Plan) -> None:
-        for layer in self._slot_layers:
-            layer.plan = plan
-
-    def end(self, plan: Plan) -> None:
-        """The forward succeeded: the blocks are now part of their slots."""
-        for row, count in zip(plan.rows, plan.counts, strict=True):
-            self.lengths[row] += count
-
-    def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
-        """Keep the entries ``base + path[i]`` (an accepted tree path, increasing) as positions base, base + 1, …"""
-        assert all(i <= p for i, p in enumerate(path)), "a path never moves to the right"
-        moved = [base + p for p in path]
-        for layer in self._slot_layers:
-            if layer.is_initialized:
-                assert layer.keys is not None and layer.values is not None
-                for buffer in (layer.keys, layer.values):
-                    buffer[slot, :, base : base + len(path)] = buffer[slot][:, moved]
-        self.lengths[slot] = base + len(path)
-
-    def nbytes(self) -> int:
-        return sum(
-            buffer.numel() * buffer.element_size()
-            for layer in self._slot_layers
-            for buffer in (layer.keys, layer.values)
-            if buffer is not None
-        )
-
-    def fingerprint(self, slot: int) -> bytes:
-        length = self.lengths[slot]
-        h = hashlib.blake2b(str(length).encode(), digest_size=16)
-        for layer in self._slot_layers:
-            for buffer in (layer.keys, layer.values):
-                if buffer is not None:
-                    h.update(buffer[slot, :, :length].contiguous().view(torch.uint8).cpu().numpy().tobytes())
-        return h.digest()
-
-
-def depths(block: Block) -> list[int]:
-    """Distance of each token of a block from the slot's last token, minus one: its place on its own path."""
-    if block.parents is None:
-        return list(range(len(block.tokens)))
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each token of a tree block; a child of the slot's last token has depth 0."""
     out: list[int] = []
-    for parent in block.parents:
+    for i, parent in enumerate(parents):
+        assert -1 <= parent < i, "a parent stands before its child"
         out.append(0 if parent < 0 else out[parent] + 1)
     return out
 
 
-def visibility(plan: Plan, blocks: Sequence[Block], window: int | None, device: torch.device) -> Tensor:
-    """Which key each query may see, bool [B, T, K]: the committed prefix, itself and its ancestors in the block.
+def ancestors(parents: Sequence[int]) -> Tensor:
+    """Boolean [n, n]: row i is true at i and at every ancestor of i."""
+    out = torch.eye(len(parents), dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            out[i] |= out[parent]
+    return out
 
-    With a ``window`` only keys less than that many positions away. Padded queries see what a chain would.
-    """
-    key = torch.arange(plan.keys, device=device)
-    start = torch.tensor(plan.starts, device=device)[:, None, None]
-    query = torch.arange(plan.width, device=device)[None, :, None]
-    seen = key <= start + query
-    distance = start + query - key
-    for row, block in enumerate(blocks):
-        if block.parents is None:
-            continue
-        base, depth = plan.starts[row], depths(block)
-        for t, parent in enumerate(block.parents):
-            seen[row, t, base:] = False if parent < 0 else seen[row, parent, base:]
-            seen[row, t, base + t] = True
-            # A key of the block stands at its depth, one of the prefix at its index.
-            at = torch.tensor([base + d for d in depth], device=device)
-            distance[row, t, :base] = base + depth[t] - key[:base]
-            distance[row, t, base : base + len(depth)] = base + depth[t] - at
-    return seen if window is None else seen & (distance < window)
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
+    """Keys and values of one layer, [slots, kv_heads, capacity, head_dim] each."""
+
+    is_croppable = True
+
+    def __init__(self, kind: str, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.kind = kind
+        self.is_sliding = kind == SLIDING
+        self.keys: Tensor = keys
+        self.values: Tensor = values
+        self.is_initialized = True
+        self.step: Step | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("the buffers exist from the start")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write the block's keys and values [B, H, Q, D]; return those to read, [B, H, high - low, D]."""
+        assert self.step is not None
+        return self._through(self.keys, key_states, self.step), self._through(self.values, value_states, self.step)
+
+    def _through(self, buffer: Tensor, new: Tensor, step: Step) -> Tensor:
+        first, last = step.blocks[0].slot, step.blocks[-1].slot
+        if step.scatter is None:
+            start = step.starts[0]
+            buffer[first : last + 1, :, start : start + step.width] = new
+        else:
+            s = step.scatter
+            buffer[s.slots, :, s.places] = new[s.rows, :, s.columns]
+        span = step.spans[self.kind]
+        prefix = buffer[:, :, span.low : span.high]
+        return prefix[first : last + 1] if step.gather is None else prefix.index_select(0, step.gather)
+
+    def get_seq_length(self) -> int:
+        return 0 if self.step is None else max(self.step.starts)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        if self.step is None:
+            return query_length, 0
+        span = self.step.spans[self.kind]
+        return span.high - span.low, span.low
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
+    """All layers' slots, and the one length each slot has in all of them."""
+
+    def __init__(self, layers: Sequence[SlotLayer], *, window: int | None, implicit_causal: bool) -> None:
+        """``window`` is that of the sliding layers. ``implicit_causal``: the attention function masks by itself where
+        it is given no mask, so none is built for a plain prefill or a single query.
+        """
+        super().__init__(layers=list(layers))
+        self._slot_layers = tuple(layers)
+        self._window = window
+        self._implicit_causal = implicit_causal
+        self._kinds = tuple(sorted({layer.kind for layer in layers}))
+        keys = layers[0].keys
+        self._dtype, self._device = keys.dtype, keys.device
+        self.slots, self.capacity = int(keys.shape[0]), int(keys.shape[2])
+        self._lengths = [0] * self.slots
+
+    def length(self, slot: int) -> int:
+        return self._lengths[slot]
+
+    def set_length(self, slot: int, length: int) -> None:
+        assert 0 <= length <= self._lengths[slot], "a slot can only be shortened"
+        self._lengths[slot] = length
+
+    def begin(self, blocks: Sequence[Block]) -> Step:
+        """Plan one forward of ``blocks``, given in ascending order of distinct slots. No length changes yet."""
+        ids = [b.slot for b in blocks]
+        assert blocks and all(a < b for a, b in itertools.pairwise(ids)), "distinct slots, ascending"
+        starts = tuple(self._lengths[i] for i in ids)
+        for block, start in zip(blocks, starts, strict=True):
+            assert block.tokens and 0 <= block.want <= len(block.tokens)
+            assert block.parents is None or len(block.parents) == len(block.tokens)
+            if start + len(block.tokens) > self.capacity:
+                raise RequestError(
+                    f"slot {block.slot} holds {start} of {self.capacity} tokens, {len(block.tokens)} more do not fit",
+                    param="prompt",
+                    hint="shorten the prompt, or load the model with a larger capacity",
+                )
+        width = max(len(b.tokens) for b in blocks)
+        positions = [_positions(b, start, width) for b, start in zip(blocks, starts, strict=True)]
+        position_ids = torch.tensor(positions, device=self._device)
+        consecutive = ids[-1] - ids[0] == len(ids) - 1
+        aligned = consecutive and len(set(starts)) == 1 and all(len(b.tokens) == width for b in blocks)
+        step = Step(
+            blocks=tuple(blocks),
+            starts=starts,
+            width=width,
+            gather=None if consecutive else torch.tensor(ids, device=self._device),
+            scatter=None if aligned else self._scatter(blocks, starts, width),
+            position_ids=position_ids,
+            spans=self._spans(blocks, starts, position_ids),
+        )
+        for layer in self._slot_layers:
+            layer.step = step
+        return step
+
+    def finish(self, step: Step) -> None:
+        """The forward has written the step: the lengths grow. Without this call it never happened."""
+        for block, start in zip(step.blocks, step.starts, strict=True):
+            self._lengths[block.slot] = start + len(block.tokens)
+
+    def end(self) -> None:
+        """Drop the step's tensors."""
+        for layer in self._slot_layers:
+            layer.step = None
+
+    def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
+        """Keep one path of the tree block written from ``base`` on: its entries move to base, base + 1, …
+
+        ``path`` holds indices within the block, ascending, root first. The slot's length becomes base + len(path). The
+        moved keys stay right because a path's k-th token was encoded at position base + k.
+        """
+        assert all(a < b for a, b in itertools.pairwise(path)), "a path descends"
+        assert not path or (path[0] >= 0 and base + path[-1] < self._lengths[slot])
+        moved = [k for k, index in enumerate(path) if k != index]
+        if moved:
+            first = moved[0]  # everything before the first moved entry is in place already
+            source = torch.tensor([base + index for index in path[first:]], device=self._device)
+            target = slice(base + first, base + len(path))
+            for layer in self._slot_layers:
+                for buffer in (layer.keys, layer.values):
+                    buffer[slot, :, target] = buffer[slot].index_select(1, source)
+        self.set_length(slot, base + len(path))
+
+    def fingerprint(self, slot: int) -> bytes:
+        """Digest of the slot's length and of every key and value before it."""
+        length = self._lengths[slot]
+        h = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
+        for layer in self._slot_layers:
+            for buffer in (layer.keys, layer.values):
+                h.update(buffer[slot, :, :length].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+        return h.digest()
+
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for layer in self._slot_layers for t in (layer.keys, layer.values))
+
+    def _scatter(self, blocks: Sequence[Block], starts: Sequence[int], width: int) -> Scatter:
+        rows: list[int] = []
+        columns: list[int] = []
+        slots: list[int] = []
+        places: list[int] = []
+        for row, (block, start) in enumerate(zip(blocks, starts, strict=True)):
+            n = len(block.tokens)
+            rows += [row] * n
+            columns += range(width - n, width)
+            slots += [block.slot] * n
+            places += range(start, start + n)
+        index = torch.tensor([rows, columns, slots, places], device=self._device)
+        return Scatter(*index.unbind(0))
+
+    def _spans(self, blocks: Sequence[Block], starts: Sequence[int], position_ids: Tensor) -> dict[str, Span]:
+        high = max(start + len(b.tokens) for b, start in zip(blocks, starts, strict=True))
+        spans: dict[str, Span] = {}
+        for kind in self._kinds:
+            window = self._window if kind == SLIDING else None
+            if window is not None and window >= high and FULL in spans:
+                spans[kind] = spans[FULL]  # nothing is out of the window yet
+                continue
+            # No query of the step stands before min(starts), so nothing below low is in any window.
+            low = 0 if window is None else max(0, min(starts) - window + 1)
+            implicit = self._implicit_causal and _plain(blocks, starts, window)
+            mask = None if implicit else self._mask(blocks, starts, position_ids, low, high, window)
+            spans[kind] = Span(low, high, mask)
+        return spans
+
+    def _mask(
+        self,
+        blocks: Sequence[Block],
+        starts: Sequence[int],
+        position_ids: Tensor,
+        low: int,
+        high: int,
+        window: int | None,
+    ) -> Tensor:
+        """Additive mask [B, 1, Q, high - low] in the model's dtype."""
+        keys = torch.arange(low, high, device=self._device)
+        queries = position_ids.unsqueeze(-1)
+        visible = keys <= queries  # [B, Q, K]
+        if window is not None:
+            visible &= keys > queries - window
+        for row, (block, start) in enumerate(zip(blocks, starts, strict=True)):
+            if block.parents is None:
+                continue
+            # Before ``start`` places are positions. In a tree block place start + i has position start + depth_i, so
+            # the rule above does not hold there: only ancestors are visible, and the window counts depths.
+            n = len(block.tokens)
+            seen = ancestors(block.parents)
+            if window is not None:
+                depth = torch.tensor(depths(block.parents))
+                seen &= depth[:, None] - depth[None, :] < window
+            visible[row, -n:, start - low : start - low + n] = seen.to(self._device)
+        # The lowest finite value, not -inf: it underflows to a weight of exactly 0 and never makes a NaN.
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(~visible, torch.finfo(self._dtype).min).unsqueeze(1)
+
+
+def _positions(block: Block, start: int, width: int) -> list[int]:
+    n = len(block.tokens)
+    own = range(start, start + n) if block.parents is None else [start + d for d in depths(block.parents)]
+    return [start] * (width - n) + list(own)
+
+
+def _plain(blocks: Sequence[Block], starts: Sequence[int], window: int | None) -> bool:
+    """Whether "causal for several queries, everything for one" is the right mask."""
+    widths = {len(b.tokens) for b in blocks}
+    if len(widths) > 1 or len(set(starts)) > 1:
+        return False
+    width = widths.pop()
+    if width == 1:
+        return True  # the span ends at the query and begins at its window
+    chain = all(b.parents is None for b in blocks)
+    return starts[0] == 0 and chain and (window is None or width <= window)

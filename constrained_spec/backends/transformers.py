@@ -11,22 +11,34 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from constrained_spec.backends import attention
 from constrained_spec.backends.base import Block
-from constrained_spec.backends.slots import Plan, SlotCache, depths, visibility
+from constrained_spec.backends.slots import SlotCache, Step
+from constrained_spec.backends.support import (
+    CHECKED,
+    cache_argument,
+    context_limit,
+    probe,
+    refuse_model,
+    slot_layers,
+)
 from constrained_spec.backends.vocabulary import build_vocabulary
-from constrained_spec.errors import ConfigError, ModelError
+from constrained_spec.errors import ConfigError, ModelError, RequestError
 from constrained_spec.types import Vocabulary
 
 MAX_DEFAULT_CAPACITY = 8192
-_ATTENTION = {"full_attention", "sliding_attention"}
+_CHECK_LENGTH = 8
 
 
 class TransformersModel:
-    """A causal language model of transformers with KV in slots.
+    """A causal language model of transformers with its keys and values in slots.
 
-    Every layer keeps the whole context, sliding ones too: the window is in the mask, so that a rollback across it is
-    arithmetic like any other. Raises ``ModelError`` for cache kinds that cannot drop a tail (recurrent, hybrid,
-    encoder-decoder), and for a model whose slot forward does not reproduce its own plain forward.
+    Every layer keeps the whole context, sliding ones too: the window is in the mask, so a rollback across it is
+    arithmetic like any other. ``model`` is put in evaluation mode and, where its architecture is one that the tests
+    check, given this package's attention function; it stays usable with transformers' own ``generate``.
+
+    Raises ``ConfigError`` for an option, and ``ModelError`` for a model that keeps any other state (recurrent, hybrid,
+    encoder-decoder) or whose forward in slots does not reproduce its own plain forward.
     """
 
     def __init__(
@@ -38,31 +50,35 @@ class TransformersModel:
         capacity: int | None = None,
         name: str = "model",
     ) -> None:
-        if slots < 1:
-            raise ConfigError(f"slots must be at least 1, got {slots}", param="slots")
-        config = model.config.get_text_config()
-        _refuse_other_caches(model, config)
-        limit = int(getattr(config, "max_position_embeddings", None) or MAX_DEFAULT_CAPACITY)
-        if capacity is not None and not 1 <= capacity <= limit:
-            raise ConfigError(f"capacity must lie in [1, {limit}], got {capacity}", param="capacity")
+        """``capacity`` is the context limit in tokens; default the model's own, at most 8192."""
+        refuse_model(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.name = name
-        self._config = config
-        self._capacity = capacity or min(limit, MAX_DEFAULT_CAPACITY)
-        self._cache = SlotCache(config.num_hidden_layers, slots, self._capacity)
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        # The width of the logits: the output matrix may be padded beyond the tokenizer.
-        head = model.get_output_embeddings()
-        width = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
-        self._vocabulary = build_vocabulary(tokenizer, width, _eos_ids(model, config, tokenizer))
+        self._name = name
         self._digest: str | None = None
-        self._check_against_plain_forward()
+        self._cache_argument = cache_argument(model)
+        self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._masks_by_kind = getattr(model.config, "layer_types", None) is not None
+        if model.config.model_type in CHECKED:
+            attention.register()
+            model.set_attn_implementation(attention.NAME)
+        ids = [i * 7919 % model.config.vocab_size for i in range(_CHECK_LENGTH)]
+        plain, cache = probe(model, ids)
+        self._cache = SlotCache(
+            slot_layers(model, cache, *_sizes(slots, capacity, context_limit(model.config))),
+            window=getattr(model.config, "sliding_window", None),
+            implicit_causal=getattr(model.config, "_attn_implementation", None) in (attention.NAME, "sdpa"),
+        )
+        self._vocabulary = build_vocabulary(tokenizer, plain.shape[-1], eos_ids(model, tokenizer))
+        self._check(plain, ids)
 
     @property
     def vocabulary(self) -> Vocabulary:
         return self._vocabulary
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def device(self) -> torch.device:
@@ -71,73 +87,63 @@ class TransformersModel:
 
     @property
     def slots(self) -> int:
-        return len(self._cache.lengths)
+        return self._cache.slots
 
     @property
     def capacity(self) -> int:
-        return self._capacity
+        return self._cache.capacity
 
     # ---- forward --------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def score(self, blocks: Sequence[Block]) -> Tensor:
-        """See ``LanguageModel.score``. Rows of a batch are padded to the longest block."""
-        plan = self._cache.plan(blocks, self.device)
-        self._cache.begin(plan)
-        ids, positions = self._inputs(plan, blocks)
-        # The forward computes logits at the union of the wanted places; each row then takes its own.
-        wanted = [range(len(b.tokens) - b.want, len(b.tokens)) for b in blocks]
-        places = sorted(set().union(*wanted))
+        """See ``LanguageModel.score``. Raises ``RequestError`` if a block does not fit into its slot."""
+        # Ascending slots make a view of the buffers possible wherever the slots are consecutive.
+        order = sorted(range(len(blocks)), key=lambda i: blocks[i].slot)
+        with torch.inference_mode():
+            step = self._cache.begin([blocks[i] for i in order])
+            try:
+                logits = self._forward(step)
+                self._cache.finish(step)
+            finally:
+                self._cache.end()
+        # Made outside inference mode, the result is an ordinary tensor that its owner may edit.
+        wanted = torch.empty(sum(b.want for b in blocks), logits.shape[-1], device=logits.device)
+        row = {i: r for r, i in enumerate(order)}
+        at = 0
+        for i, block in enumerate(blocks):
+            # Blocks are right-aligned, so the wanted rows are always the last ones.
+            wanted[at : at + block.want] = logits[row[i], logits.shape[1] - block.want :]
+            at += block.want
+        return wanted
+
+    def _forward(self, step: Step) -> Tensor:
+        """Logits [B, n, V] of the last n columns, n at least the largest ``want``."""
+        ids = [[block.tokens[0]] * (step.width - len(block.tokens)) + list(block.tokens) for block in step.blocks]
+        masks = {kind: span.mask for kind, span in step.spans.items()}
+        options: dict[str, Any] = {self._cache_argument: self._cache}
+        if self._takes_rows:
+            # 0 would mean all.
+            options["logits_to_keep"] = max(1, *(block.want for block in step.blocks))
         output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._masks(plan, blocks),
+            input_ids=torch.tensor(ids, device=self.device),
+            position_ids=step.position_ids,
+            attention_mask=masks if self._masks_by_kind else next(iter(masks.values())),
             use_cache=True,
-            logits_to_keep=torch.tensor(places, device=self.device),
-            **{self._cache_name: self._cache},
+            **options,
         )
-        self._cache.end(plan)
         logits: Tensor = output.logits
-        if len(blocks) == 1:
-            return logits[0].float()
-        at = {place: i for i, place in enumerate(places)}
-        row = torch.tensor([r for r, w in enumerate(wanted) for _ in w], device=self.device)
-        column = torch.tensor([at[t] for w in wanted for t in w], device=self.device)
-        return logits[row, column].float()
-
-    def _inputs(self, plan: Plan, blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
-        ids, positions = [], []
-        for block, start, count in zip(blocks, plan.starts, plan.counts, strict=True):
-            pad = plan.width - count
-            ids.append([*block.tokens, *([0] * pad)])
-            positions.append([start + d for d in depths(block)] + [0] * pad)
-        return torch.tensor(ids, device=self.device), torch.tensor(positions, device=self.device)
-
-    def _masks(self, plan: Plan, blocks: Sequence[Block]) -> Tensor | dict[str, Tensor]:
-        window = getattr(self._config, "sliding_window", None)
-        kinds = getattr(self._config, "layer_types", None)
-        if kinds is None:
-            return self._additive(visibility(plan, blocks, window, self.device))
-        masks = {}
-        for kind in set(kinds):
-            seen = visibility(plan, blocks, window if kind == "sliding_attention" else None, self.device)
-            masks[kind] = self._additive(seen)
-        return masks
-
-    def _additive(self, seen: Tensor) -> Tensor:  # bool [B, T, K] -> [B, 1, T, K]
-        zero = torch.zeros((), dtype=self.model.dtype, device=self.device)
-        return torch.where(seen, zero, torch.finfo(self.model.dtype).min).unsqueeze(1)
+        return logits
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
     def length(self, slot: int) -> int:
-        return self._cache.lengths[slot]
+        return self._cache.length(slot)
 
     def set_length(self, slot: int, length: int) -> None:
-        assert 0 <= length <= self._cache.lengths[slot]
-        self._cache.lengths[slot] = length
+        self._cache.set_length(slot, length)
 
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
+        """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
         self._cache.compact(slot, base, path)
 
     def fingerprint(self, slot: int) -> bytes:
@@ -146,88 +152,93 @@ class TransformersModel:
     # ---- text -----------------------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
-        """Ids of raw text, with the special tokens that the tokenizer itself adds."""
-        return [int(i) for i in self.tokenizer(text)["input_ids"]]
+        """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a BOS) and parses."""
+        return self._in_range([int(i) for i in self.tokenizer(text)["input_ids"]])
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation through the model's chat template, ready for the assistant's turn."""
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Ids of a conversation through the model's chat template, ready for the assistant's turn.
+
+        Raises ``ConfigError`` without a template, ``RequestError`` if the template refuses the messages.
+        """
         if not getattr(self.tokenizer, "chat_template", None):
             raise ConfigError(
                 f"{self.name} has no chat template", param="messages", hint="pass the prompt as one string"
             )
         try:
-            encoded = self.tokenizer.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=True
+            ids = self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages],
+                tools=None if tools is None else [dict(t) for t in tools],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
-        except Exception as error:  # jinja templates raise whatever their authors chose
-            raise ConfigError(f"the chat template refuses these messages: {error}", param="messages") from error
-        return [int(i) for i in encoded["input_ids"]]
+        except Exception as error:  # a template raises whatever its author chose
+            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+        return self._in_range([int(i) for i in ids])
+
+    def _in_range(self, ids: list[int]) -> list[int]:
+        if ids and max(ids) >= self._vocabulary.size:
+            raise RequestError(f"token id {max(ids)} is not one of the model's {self._vocabulary.size}", param="prompt")
+        return ids
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights (shared ones once) and of the KV buffers."""
-        weights = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
+        """Bytes held, by ``weights`` (shared ones once) and ``kv``."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        weights = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
         return {"weights": sum(weights.values()), "kv": self._cache.nbytes()}
 
     def weights_digest(self) -> str:
-        """Digest over every named parameter, computed once."""
+        """Digest over every parameter's name, dtype, shape and bytes; computed once, on the first call."""
         if self._digest is None:
             h = hashlib.blake2b(digest_size=16)
             for name, p in sorted(self.model.named_parameters()):
-                h.update(name.encode())
-                h.update(p.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+                h.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
+                h.update(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
             self._digest = h.hexdigest()
         return self._digest
 
-    @torch.inference_mode()
-    def _check_against_plain_forward(self) -> None:
-        """Two ragged steps against the model's own forward: an architecture that keeps other state fails here."""
-        length = min(7, self._capacity)
-        ids = [(i * 7919 + 13) % min(self._vocabulary.size, 1000) for i in range(length)]
-        plain = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0].float()
-        split = length // 2
-        parts = [Block(0, ids[:split], want=split)] if split else []
-        parts.append(Block(0, ids[split:], want=length - split))
-        ours = torch.cat([self.score([part]) for part in parts])
+    def _check(self, plain: Tensor, ids: list[int]) -> None:
+        """Two steps in a slot against the plain forward: a model that keeps other state fails here, not in use."""
+        n = min(len(ids), self.capacity)
+        cut = n // 2
+        parts = [part for part in (ids[:cut], ids[cut:n]) if part]
+        try:
+            ours = torch.cat([self.score([Block(0, part, want=len(part))]) for part in parts])
+        except Exception as error:  # whatever a forward raises that was never given such masks before
+            raise ModelError(f"{self.name} cannot run in KV slots: {error}", param="model") from error
         self.set_length(0, 0)
-        drift = float((ours - plain).abs().max())
-        scale = max(1.0, float(plain.abs().max()))
-        tolerance = 1e-3 if self.model.dtype == torch.float32 else 5e-2
-        if not drift <= tolerance * scale:
+        drift = float((ours - plain[:n]).abs().max())
+        tolerance = 1e-3 if self.model.dtype in (torch.float32, torch.float64) else 5e-2
+        if not drift <= tolerance * max(1.0, float(plain.abs().max())):  # a NaN fails too
             raise ModelError(
-                f"{self.name} ({self._config.model_type}) cannot run in KV slots: its logits differ by {drift:.3g} "
-                "from its own forward",
-                hint="supported are decoder-only models whose whole state is keys and values",
+                f"{self.name} cannot run in KV slots: its logits there differ by {drift:.3g} from its own forward's",
+                param="model",
             )
 
 
-def _refuse_other_caches(model: PreTrainedModel, config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    reason = None
-    if getattr(model.config, "is_encoder_decoder", False):
-        reason = "it is an encoder-decoder"
-    elif getattr(model, "_is_stateful", False):
-        reason = "it keeps recurrent state"
-    elif kinds - _ATTENTION:
-        reason = f"it has layers of kind {', '.join(sorted(kinds - _ATTENTION))}"
-    elif "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        reason = "it is not a causal language model"
-    if reason:
-        raise ModelError(
-            f"{model.config.model_type} cannot drop the tail of its cache: {reason}",
-            hint="supported are decoder-only models whose whole state is keys and values",
-        )
-
-
-def _eos_ids(model: PreTrainedModel, config: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Every end-of-sequence id that generation config, config or tokenizer declares."""
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every end-of-sequence id that generation config, config or tokenizer declares, ascending."""
     ids: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for source in (generation, config, tokenizer):
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
         declared = getattr(source, "eos_token_id", None)
-        if isinstance(declared, int):
-            ids.add(declared)
-        elif declared is not None:
-            ids.update(int(i) for i in declared)
-    return ids
+        if declared is not None:
+            ids.update([declared] if isinstance(declared, int) else map(int, declared))
+    return tuple(sorted(ids))
+
+
+def _sizes(slots: int, capacity: int | None, limit: int | None) -> tuple[int, int]:
+    if slots < 1:
+        raise ConfigError(f"slots must be at least 1, got {slots}", param="slots")
+    if capacity is None:
+        capacity = min(limit or MAX_DEFAULT_CAPACITY, MAX_DEFAULT_CAPACITY)
+    if capacity < 1 or (limit is not None and capacity > limit):
+        raise ConfigError(
+            f"capacity must lie in [1, {limit or 'any'}], got {capacity}",
+            param="capacity",
+            hint=f"the model's context has {limit} tokens" if limit else None,
+        )
+    return slots, capacity
