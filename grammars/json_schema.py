@@ -22,7 +22,7 @@ from constrained_spec.errors import (
     UnsupportedSchemaError,
 )
 from constrained_spec.grammars.llg import EngineError, LlgGrammar, check_grammar, header, refuse
-from constrained_spec.grammars.schema_walk import Json, depth, escape, subschemas
+from constrained_spec.grammars.schema_walk import Json, escape, nests_deeper, subschemas
 from constrained_spec.grammars.tokens import TokenIndex, Tokenization
 
 Whitespace = Literal["one-space", "compact", "flexible"]
@@ -75,7 +75,7 @@ def canonical_text(source: SchemaSource) -> str:
     """The schema as JSON text, order of keys kept (it is the order of output). Checks size and depth."""
     schema = load_schema(source)
     try:
-        if depth(schema) > MAX_SCHEMA_DEPTH:
+        if nests_deeper(schema, MAX_SCHEMA_DEPTH):
             raise _too_large("max_schema_depth", f"the schema nests more than {MAX_SCHEMA_DEPTH} levels", "schema")
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
@@ -131,8 +131,17 @@ def _too_large(limit: str, message: str, param: str) -> GrammarBudgetError:
 
 def _check_valid(schema: Json) -> None:
     default = jsonschema.Draft7Validator if _is_draft7_only(schema) else jsonschema.Draft202012Validator
+    validator = jsonschema.validators.validator_for(schema, default=None)
+    if validator is None and isinstance(schema, dict) and "$schema" in schema:
+        raise UnsupportedSchemaError(
+            f"the dialect {schema['$schema']!r} is not known",
+            pointer="/$schema",
+            keyword="$schema",
+            hint="2020-12 or draft-07",
+        )
     try:
-        jsonschema.validators.validator_for(schema, default=default).check_schema(schema)
+        # Without format checks: whether a pattern is a regex is the engine's to say, not Python's.
+        (validator or default).check_schema(schema, format_checker=jsonschema.FormatChecker(()))
     except jsonschema.SchemaError as error:
         pointer = "".join(f"/{escape(part)}" for part in error.absolute_path)
         raise RequestError(f"the schema is not valid: {error.message}", param=pointer or "/") from None

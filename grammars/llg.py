@@ -1,7 +1,7 @@
 """llguidance behind our face.
 
-What it does that a caller must not see: errors are sticky and make the mask EOS-only, EOS is recorded or not depending on
-the state, masks are forced to canonical tokens by default, and a matcher must not be used from two threads at once.
+What it does that a caller must not see: errors are sticky and make the mask EOS-only, EOS is recorded or not depending
+on the state, masks are forced to canonical tokens by default, and a matcher must not be used from two threads at once.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class LlgGrammar(Grammar):
         """``named``: ids of special tokens that the text speaks of; no other special token is ever legal."""
         self.index = index
         self.canonical = tokenization == "canonical"
+        self.names_special = bool(named)
         self.what = what
         self.nbytes = 1_000_000 + 40 * len(text)  # an estimate: the engine does not tell
         self._key = key
@@ -185,9 +186,12 @@ class LlgMatcher(TrackingMatcher):
 
     def _forced(self) -> bytes:
         self._check()
-        data = self._engine.compute_ff_bytes()
+        # Looking ahead over a special token spoils the engine's next mask, so it is done on a copy.
+        engine = self._engine.deep_copy() if self._grammar.names_special else self._engine
+        data = engine.compute_ff_bytes()
         self._check()
-        return data
+        # A forced special token is written as the byte FF and its id; text holds no such byte.
+        return data.partition(b"\xff")[0]
 
 
 def refuse(error: EngineError, what: str, param: str) -> RequestError:

@@ -14,7 +14,10 @@ from constrained_spec.grammars.tokens import TokenIndex, Tokenization
 def compile_regex(
     pattern: str, index: TokenIndex, key: str, *, tokenization: Tokenization = "any"
 ) -> DfaGrammar | LlgGrammar:
-    """The flavour is ``regex_syntax``'s. Raises ``GrammarSyntaxError``, ``UnsatisfiableError``, ``GrammarBudgetError``."""
+    """The flavour is ``regex_syntax``'s.
+
+    Raises ``GrammarSyntaxError`` with a position, ``UnsatisfiableError``, ``GrammarBudgetError``.
+    """
     tree = simplify(parse(pattern))
     try:
         automaton = build_automaton(tree)

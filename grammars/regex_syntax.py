@@ -226,7 +226,7 @@ class _Parser:
         if not self._peek("{") or end < 0:
             return None
         low, comma, high = self.text[self.at + 1 : end].partition(",")
-        if not all(p.isascii() and p.isdigit() or not p for p in (low, high)) or not (low or high):
+        if not all((p.isascii() and p.isdigit()) or not p for p in (low, high)) or not (low or high):
             return None
         self.at = end + 1
         return int(low or 0), (int(high) if high else None) if comma else int(low)

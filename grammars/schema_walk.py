@@ -38,14 +38,15 @@ def subschemas(schema: Json) -> Iterator[tuple[str, dict[str, Json]]]:
         todo += reversed(inner)
 
 
-def depth(value: Json) -> int:
-    """Nesting of arrays and objects."""
-    deepest, todo = 0, [(value, 1)]
+def nests_deeper(value: object, limit: int) -> bool:
+    """Whether arrays and objects nest more than ``limit`` levels (data that contains itself does)."""
+    todo = [(value, 1)]
     while todo:
         node, at = todo.pop()
-        deepest = max(deepest, at)
-        if isinstance(node, dict):
+        if at > limit:
+            return True
+        if isinstance(node, Mapping):
             todo += [(x, at + 1) for x in node.values()]
-        elif isinstance(node, list):
+        elif isinstance(node, list | tuple):
             todo += [(x, at + 1) for x in node]
-    return deepest
+    return False

@@ -70,7 +70,7 @@ class TrackingMatcher(Matcher):
 
     def rollback(self, mark: int) -> None:
         count = len(self._ids) - mark
-        assert 0 <= mark and count >= 0, "a mark is valid until rolled back past"
+        assert mark >= 0 and count >= 0, "a mark is valid until rolled back past"
         if not count:
             return
         if self._ended:
