@@ -41,6 +41,10 @@ class ByteAutomaton(Protocol):
         """Bytes on any edge."""
         ...
 
+    def edges(self, allowed: frozenset[int]) -> tuple[Ints, Ints]:
+        """(sources, targets) of the edges that one of the ``allowed`` bytes takes."""
+        ...
+
 
 class TableAutomaton:
     """A dense table over classes of bytes that no edge tells apart."""
@@ -88,6 +92,11 @@ class TableAutomaton:
         used = (self._table.reshape(-1, self._width) != DEAD).any(axis=0)
         return frozenset(byte for byte in range(256) if used[self._classes[byte]])
 
+    def edges(self, allowed: frozenset[int]) -> tuple[Ints, Ints]:
+        table = self._table.reshape(-1, self._width)[:, sorted({self._classes[byte] for byte in allowed})]
+        sources, columns = np.nonzero(table != DEAD)
+        return sources.astype(np.int64), table[sources, columns].astype(np.int64)
+
 
 class TrieAutomaton:
     """Exactly the given strings. Edge i leads to state i + 1, so edges need no target."""
@@ -134,3 +143,7 @@ class TrieAutomaton:
 
     def alphabet(self) -> frozenset[int]:
         return frozenset(np.unique(self._keys & 255).tolist())
+
+    def edges(self, allowed: frozenset[int]) -> tuple[Ints, Ints]:
+        taken = np.flatnonzero(np.isin(self._keys & 255, sorted(allowed)))
+        return self._keys[taken] >> 8, taken.astype(np.int64) + 1

@@ -22,7 +22,7 @@ from constrained_spec.grammars.tries import Ints, expand
 
 _MASK_CACHE_BYTES = 1 << 25
 _MAX_FORCED_BYTES = 4096
-_MAX_SPELLING_STATES = 20_000
+_MAX_DOUBTFUL_STATES = 2_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,8 +36,9 @@ class _View:
 class DfaGrammar(Grammar):
     """``automaton`` over ``index``'s tokens.
 
-    Raises ``UnsatisfiableError`` if no token sequence leads to acceptance (checked where some byte of the language is
-    not a token of its own, for automata up to a size; a vocabulary with all its bytes can spell everything).
+    Raises ``UnsatisfiableError`` if no token sequence leads to acceptance. A vocabulary with all its bytes can spell
+    everything; with some of them missing, states that only those bytes leave are never entered (unless there are
+    thousands of such states: then a walk may end in a ``DeadEndError``).
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class DfaGrammar(Grammar):
         self.canonical = tokenization == "canonical"
         self._key = key
         self._views: ByteLru[int, _View] = ByteLru(_MASK_CACHE_BYTES)
-        # None: every state can be finished, since every byte is a token.
+        # None: every state can be finished, since every byte of the language is a token.
         self._good: NDArray[np.bool_] | None = None
-        if not automaton.alphabet() <= index.single_bytes and automaton.size <= _MAX_SPELLING_STATES:
+        if not automaton.alphabet() <= index.single_bytes:
             self._good = self._spellable()
             if not self._good[automaton.initial]:
                 raise UnsatisfiableError(f"no token sequence of this vocabulary spells a text that the {what} allows")
@@ -127,24 +128,28 @@ class DfaGrammar(Grammar):
 
     def _spellable(self) -> NDArray[np.bool_]:
         """States from which whole tokens lead to acceptance, [size]."""
-        size = self.automaton.size
-        sources: list[list[int]] = [[] for _ in range(size)]
-        seen, todo = {self.automaton.initial}, [self.automaton.initial]
-        while todo:
-            state = todo.pop()
-            for end in np.unique(self._walk(state)[1]).tolist():
-                sources[end].append(state)
-                if end not in seen:
-                    seen.add(end)
-                    todo.append(end)
-        good = np.zeros(size, np.bool_)
-        todo = [s for s in seen if self.automaton.accepting[s]]
-        good[todo] = True
-        while todo:
-            for source in sources[todo.pop()]:
-                if not good[source]:
-                    good[source] = True
-                    todo.append(source)
+        automaton = self.automaton
+        sources, targets = automaton.edges(self.index.single_bytes)
+        order = np.argsort(targets, kind="stable")
+        starts = np.searchsorted(targets[order], np.arange(automaton.size + 1)).astype(np.int64)
+        good = automaton.accepting.copy()
+        new = np.flatnonzero(good)
+        while len(new):  # one byte after the other
+            members, _ = expand(starts, new)
+            new = np.unique(sources[order[members]])
+            new = new[~good[new]]
+            good[new] = True
+        # The rest lies inside characters whose bytes are not tokens, where few tokens fit.
+        doubtful = np.flatnonzero(~good)
+        if len(doubtful) > _MAX_DOUBTFUL_STATES:
+            return np.ones(automaton.size, np.bool_)
+        ends = {state: np.unique(self._walk(state)[1]) for state in doubtful.tolist()}
+        found = True
+        while found:
+            found = False
+            for state, reached in ends.items():
+                if not good[state] and good[reached].any():
+                    good[state] = found = True
         return good
 
 

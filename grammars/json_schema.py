@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal, cast
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 from pydantic import BaseModel
 from pydantic.errors import PydanticUserError
 
