@@ -49,9 +49,7 @@ def _key(constraint: Constraint, vocabulary: Vocabulary, mode: Tokenization) -> 
     elif isinstance(constraint, Regex):
         content = ("regex", _text(constraint.pattern, "regex"))
     elif isinstance(constraint, Choice):
-        if isinstance(constraint.options, str):
-            raise RequestError("a list of choices, not one string", param="choice", hint="pass a list")
-        content = ("choice", tuple(constraint.options))
+        content = ("choice", constraint.options)
     elif isinstance(constraint, Lark):
         content = ("lark", _text(constraint.text, "grammar"))
     else:

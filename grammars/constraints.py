@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from constrained_spec.errors import RequestError
 from constrained_spec.grammars.json_schema import SchemaSource, Whitespace
 
 
@@ -29,8 +31,9 @@ class Choice:
     options: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.options, str):
-            object.__setattr__(self, "options", tuple(self.options))
+        if isinstance(self.options, str) or not isinstance(self.options, Iterable):
+            raise RequestError(f"no list of choices: {self.options!r}", param="choice", hint="pass a list of strings")
+        object.__setattr__(self, "options", tuple(self.options))
 
 
 @dataclass(frozen=True, slots=True)

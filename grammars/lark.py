@@ -14,6 +14,7 @@ MAX_LARK_BYTES = 1 << 20
 _HEADER = re.compile(r"\A\s*%llguidance\s*(\{[^\n]*\})[ \t]*(?:\n|\Z)")
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _UNSOUND = re.compile(r'"(lenient|coerce_one_of)"\s*:\s*true')
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 _TOKEN_RANGES = re.compile(r"<\[(\^?)([\d,\s\-]+)\]>")
 
 
@@ -55,7 +56,9 @@ def _first_line(text: str, tokenization: Tokenization) -> tuple[str, str, int]:
 
 
 def _named_ids(text: str, index: TokenIndex) -> list[int]:
+    """Ids of special tokens that stand in the grammar as tokens, not within a string, a regex or a comment."""
     vocabulary = index.vocabulary
+    text = _QUOTED.sub(" ", text)
     named = {i for name, i in vocabulary.special.items() if name in text}
     special = {i for i, t in enumerate(vocabulary.tokens) if t is None}
     for inverted, ranges in _TOKEN_RANGES.findall(text):
@@ -64,7 +67,13 @@ def _named_ids(text: str, index: TokenIndex) -> list[int]:
             low, _, high = part.partition("-")
             if low.isdigit():
                 listed |= special.intersection(range(int(low), int(high or low) + 1))
-        named |= special - listed if inverted else listed
+        named |= special - listed - set(vocabulary.eos_ids) if inverted else listed
+    if named & set(vocabulary.eos_ids):
+        raise RequestError(
+            "the grammar names an end-of-sequence token, which ends the text wherever it stands",
+            param="grammar",
+            hint="leave it out: it is legal wherever the grammar is complete",
+        )
     return sorted(named & special)
 
 

@@ -35,6 +35,7 @@ from constrained_spec.types import Vocabulary
         (("a", 3), RequestError, "choice/1"),
         (("\ud800",), RequestError, "choice/0"),
         ("abc", RequestError, "choice"),
+        (5, RequestError, "choice"),
     ],
 )
 def test_bad_choices(options: tuple[str, ...], kind: type[RequestError], param: str, vocabulary: Vocabulary) -> None:
@@ -86,6 +87,8 @@ def test_lark_errors_say_where(text: str, position: int | None, vocabulary: Voca
         ('start: %json {"not": {}, "x-guidance": {"lenient": true}}', RequestError),
         ("start: " + '"a" ' * 300_000, GrammarBudgetError),
         (5, RequestError),
+        ('start: "a" <|eos|>', RequestError),
+        ('start: "a" <[1]>', RequestError),
     ],
 )
 def test_other_lark_errors_are_typed(text: str, kind: type[RequestError], vocabulary: Vocabulary) -> None:

@@ -111,6 +111,12 @@ def test_b55_the_name_of_a_special_token_as_text_is_not_the_token(vocabulary: Vo
     assert matcher.is_finished
 
 
+def test_a_quoted_name_is_text_in_a_grammar_too(vocabulary: Vocabulary) -> None:
+    matcher = compile_constraint(Lark('start: "<|eos|>" /<.tool.>/  // not <|end|>'), vocabulary).matcher()
+    fed(matcher, vocabulary, "<|eos|><|tool|>")
+    assert matcher.is_finished
+
+
 def test_a_special_token_that_the_grammar_names_is_legal_there_alone(vocabulary: Vocabulary) -> None:
     matcher = compile_constraint(Lark('start: "a" <|tool|> "b"'), vocabulary).matcher()
     assert matcher.forced() == b"a"
