@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from constrained_spec.backends.catalogue import ENTRIES, Progress, ensure
+from constrained_spec.backends.gguf import quiet, restore_pre_tokenizer
+from constrained_spec.backends.support import refuse_config
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.errors import ConfigError, ConstrainedSpecError, ModelError
 
@@ -23,18 +26,22 @@ def load_model(
     capacity: int | None = None,
     progress: Progress | None = None,
 ) -> TransformersModel:
-    """Load target or draft model. ``device`` "auto" takes CUDA when there is one; ``dtype`` "auto" means float32 on a
-    CPU and the checkpoint's own elsewhere. Raises ``ConfigError`` for an option, ``ModelError`` for the model."""
+    """Load a target or draft model.
+
+    ``device`` "auto" takes CUDA when there is one. ``dtype`` "auto" means float32 on a CPU and the checkpoint's own
+    elsewhere. ``progress(stage, done, total)`` is told the stages download, unpack, convert (catalogue, first time) and
+    load. Raises ``ConfigError`` for an option, ``ModelError`` for the model.
+    """
     where = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}", param="dtype", hint=f"one of auto, {', '.join(_DTYPES)}")
     wanted = _DTYPES.get(dtype) or (torch.float32 if where.type == "cpu" else "auto")
-    folder, options = _locate(name, progress)
+    source = _locate(name, progress)
     if progress is not None:
         progress("load", 0, None)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, **options)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        with quiet(gguf=source.gguf is not None):
+            model, tokenizer = _read(source, wanted)
         model = model.to(where)
         return TransformersModel(model, tokenizer, slots=slots, capacity=capacity, name=name)
     except ConstrainedSpecError:
@@ -48,23 +55,58 @@ def load_model(
         ) from error
 
 
-def _locate(name: str, progress: Progress | None) -> tuple[str, dict[str, str]]:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    folder: str  # or hub id
+    gguf: str | None = None  # a file name in the folder
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {} if self.gguf is None else {"gguf_file": self.gguf}
+
+
+def _locate(name: str, progress: Progress | None) -> _Source:
     if name in ENTRIES:
-        return str(ensure(name, progress=progress)), {}
+        return _Source(str(ensure(name, progress=progress)))
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"there is no file {name}", param="model")
-        return str(path.parent), {"gguf_file": path.name}
+        return _Source(str(path.parent), path.name)
     if path.is_dir():
-        return str(path), {}
-    return name, {}
+        if not (path / "config.json").is_file():
+            raise ModelError(f"the folder {name} has no config.json", param="model", hint="give a model's own folder")
+        return _Source(str(path))
+    if not name or name[0] in "./~" or name.count("/") > 1:
+        raise ModelError(f"there is no folder {name or '(empty)'}", param="model")
+    return _Source(name)
+
+
+def _read(source: _Source, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    # The config alone tells most refusals, before gigabytes are read.
+    refuse_config(AutoConfig.from_pretrained(source.folder, **source.options))
+    tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source.folder, dtype=dtype, output_loading_info=True, **source.options
+    )
+    # transformers fills what a checkpoint lacks with random numbers, and only warns.
+    lacking = sorted({*report["missing_keys"], *(str(k) for k in report.get("mismatched_keys", ()))})
+    if lacking:
+        raise ModelError(
+            f"the checkpoint lacks {len(lacking)} of the model's weights, {lacking[0]} among them", param="model"
+        )
+    if source.gguf is not None:
+        restore_pre_tokenizer(tokenizer, Path(source.folder, source.gguf))
+    return model, tokenizer
 
 
 def _device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
+        where = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"unknown device {device!r}", param="device", hint="auto, cpu, cuda, cuda:0") from error
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"there is no device {device!r} here", param="device", hint="auto takes what there is")
+    return where
