@@ -64,6 +64,8 @@ class Options(TypedDict, total=False):
     on_round: Callable[[RoundEvent], None] | None
 
 
+WHITESPACE = ("one-space", "compact", "flexible")
+TOKENIZATION = ("any", "canonical")
 _SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 
 
@@ -305,6 +307,9 @@ class _Request:
         for name in ("stop", "suppress_tokens", "processors"):
             if name in given:
                 given[name] = tuple(given[name])
+        for name, allowed in (("whitespace", WHITESPACE), ("tokenization", TOKENIZATION)):
+            if given.get(name, allowed[0]) not in allowed:
+                raise ConfigError(f"unknown {name} {given[name]!r}", param=name, hint=f"one of {', '.join(allowed)}")
         drafter = given.get("drafter", "auto")
         gamma = given.get("gamma", DEFAULT_GAMMA)
         if given.get("speculation") is False:

@@ -40,7 +40,8 @@ def quiet_libraries() -> None:
 
     hf.set_verbosity_error()
     hf.disable_progress_bar()
-    logging.getLogger("gguf").setLevel(logging.ERROR)
+    for name in ("gguf", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 @contextmanager
