@@ -6,22 +6,22 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 import typer
 from rich.progress import Progress
 
 from constrained_spec.api import Engine, Result
+from constrained_spec.cli.baseline import transformers_generate
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries, stderr
 from constrained_spec.cli.environment import environment
 from constrained_spec.cli.suite import Job, extraction_suite
-from constrained_spec.grammars.base import Grammar
-from constrained_spec.grammars.compile import JsonSchema, compile_constraint
 
 bench = typer.Typer(help="Measure, as ratios within one run.", no_args_is_help=True)
 MAX_TOKENS = 160
+CAPACITY = 1024
 
 
 @bench.callback()
@@ -29,14 +29,30 @@ def _bench() -> None:
     """Measure, as ratios within one run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition of one job by every contender, one directly after the other. Seconds are of the whole call."""
+
+    job: str
+    plain: Result[Any]
+    plain_s: float
+    fast: Result[Any]
+    fast_s: float
+    stock_text: str | None  # transformers' own generate
+    stock_s: float
+
+
 @bench.command()
 def decode(
     model: str = typer.Option("smollm2-135m", help="Catalogue alias, hub id, local folder or GGUF file."),
+    draft_model: str | None = typer.Option(None, help="A smaller model with the same tokenizer."),
     drafter: str = typer.Option("auto", help="none, forced, ngram, model, mixture, auto."),
     gamma: int = typer.Option(8, help="At most so many drafts a round."),
     repeats: int = typer.Option(3, min=1, help="Interleaved repetitions of every job."),
     limit: int | None = typer.Option(None, min=1, help="Only the first jobs of the suite."),
     transformers: bool = typer.Option(True, help="Also run transformers' own generate with a pure grammar processor."),
+    device: str = typer.Option("auto", help="auto, cpu, cuda."),
+    dtype: str = typer.Option("auto", help="auto, float32, float16, bfloat16."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Extraction suite, greedy: speculative against target-only against transformers, interleaved, medians."""
@@ -44,37 +60,46 @@ def decode(
         Engine.check(drafter=drafter, gamma=gamma)
         quiet_libraries()
         with loading(model) as progress:
-            engine = Engine.load(model, capacity=1024, progress=progress)
+            engine = Engine.load(
+                model, draft_model=draft_model, device=device, dtype=dtype, capacity=CAPACITY, progress=progress
+            )
         jobs = extraction_suite()[:limit]
-        runs = _run(engine, jobs, drafter, gamma, repeats, transformers)
-        figures = _figures(runs, jobs, transformers)
+        figures = _figures(_measure(engine, jobs, drafter, gamma, repeats, transformers))
         report = {
-            "model": model, "drafter": drafter, "gamma": gamma, "repeats": repeats,
-            "suites": {"extraction": figures}, "environment": environment(),
+            "model": model, "draft_model": draft_model, "drafter": drafter, "gamma": gamma, "repeats": repeats,
+            "max_tokens": MAX_TOKENS, "suites": {"extraction": figures},
+            "environment": environment() | {"device": str(engine.model.device), "dtype": str(engine.model.model.dtype)},
         }  # fmt: skip
         if as_json:
             typer.echo(json.dumps(report))
             return
         for name, value in figures.items():
-            typer.echo(f"{name:28} {value}")
+            typer.echo(f"{name:28} {round(value, 3) if isinstance(value, float) else value}")
 
 
-def _run(
-    engine: Engine, jobs: list[Job], drafter: str, gamma: int, repeats: int, transformers: bool
-) -> list[dict[str, Any]]:
-    """One record per (repeat, job): results and seconds of each contender, run one after the other."""
+def _measure(
+    engine: Engine, jobs: Sequence[Job], drafter: str, gamma: int, repeats: int, transformers: bool
+) -> list[Run]:
+    contenders: dict[str, Callable[[Job], tuple[Any, float]]] = {
+        "plain": lambda job: _timed(engine, job, "none", 0),
+        "fast": lambda job: _timed(engine, job, drafter, gamma),
+    }
+    if transformers:
+        contenders["stock"] = lambda job: transformers_generate(engine, job, MAX_TOKENS)
+    # A short warm-up of each path, so that the first job does not pay for it.
+    engine.generate(jobs[0].messages, jobs[0].schema, max_tokens=8, drafter=drafter, gamma=gamma)
+    if transformers:
+        transformers_generate(engine, jobs[0], 8)
     runs = []
-    engine.generate(jobs[0].messages, jobs[0].schema, max_tokens=8)
     with Progress(console=stderr, disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("decode", total=repeats * len(jobs))
-        for _ in range(repeats):
+        for repeat in range(repeats):
+            # Each repetition starts with another contender, so that none always follows the same one.
+            names = list(contenders)
+            order = names[repeat % len(names) :] + names[: repeat % len(names)]
             for job in jobs:
-                record: dict[str, Any] = {"job": job.id}
-                if transformers:
-                    record["transformers"] = _transformers(engine, job)
-                record["plain"] = _timed(engine, job, "none", 0)
-                record["fast"] = _timed(engine, job, drafter, gamma)
-                runs.append(record)
+                got = {name: contenders[name](job) for name in order}
+                runs.append(Run(job.id, *got["plain"], *got["fast"], *got.get("stock", (None, 0.0))))
                 bar.advance(task)
     return runs
 
@@ -85,71 +110,35 @@ def _timed(engine: Engine, job: Job, drafter: str, gamma: int) -> tuple[Result[A
     return result, time.perf_counter() - start
 
 
-def _figures(runs: list[dict[str, Any]], jobs: list[Job], transformers: bool) -> dict[str, Any]:
-    fast = [r["fast"][0] for r in runs]
-    by_job = {job.id: [r for r in runs if r["job"] == job.id] for job in jobs}
+def _figures(runs: Sequence[Run]) -> dict[str, object]:
+    """The published figures of one suite; seconds are per job the median of its repetitions, summed."""
+    by_job: dict[str, list[Run]] = {}
+    for run in runs:
+        by_job.setdefault(run.job, []).append(run)
+    once = [rows[0] for rows in by_job.values()]
 
-    def suite_seconds(who: str) -> float:
-        """The suite's time: per job the median of its repetitions, summed."""
-        return sum(float(statistics.median(r[who][1] for r in rows)) for rows in by_job.values())
+    def suite_seconds(seconds: Callable[[Run], float]) -> float:
+        return sum(statistics.median(map(seconds, rows)) for rows in by_job.values())
 
-    figures: dict[str, Any] = {
-        "jobs": len(jobs),
-        "tokens_per_pass": sum(r.usage.completion_tokens for r in fast)
-        / sum(r.speculation.target_passes for r in fast),
-        "speedup_vs_target_only": suite_seconds("plain") / suite_seconds("fast"),
-        "overhead_ms_per_round": statistics.median(r.timing.overhead_s for r in fast) * 1e3,
+    plain, fast = suite_seconds(lambda r: r.plain_s), suite_seconds(lambda r: r.fast_s)
+    tokens = sum(r.fast.usage.completion_tokens for r in once)
+    figures: dict[str, object] = {
+        "jobs": len(once),
+        "tokens": tokens,
+        "tokens_per_pass": tokens / sum(r.fast.speculation.target_passes for r in once),
+        "speedup_vs_target_only": plain / fast,
+        "overhead_ms_per_round": statistics.median(r.fast.timing.overhead_s for r in runs) * 1e3,
         "target_only_vs_transformers": None,
-        "identical": all(r["plain"][0].text == r["fast"][0].text for r in runs),
-        "accepted": sum(r.speculation.accepted for r in fast),
-        "proposed": sum(r.speculation.proposed for r in fast),
-        "target_only_tokens_per_s": sum(rows[0]["plain"][0].usage.completion_tokens for rows in by_job.values())
-        / suite_seconds("plain"),
-        "disabled": sorted({r.speculation.disabled_reason for r in fast} - {None}),
+        "identical": all(r.plain.text == r.fast.text for r in runs),
+        "differing_jobs": sorted({r.job for r in runs if r.plain.text != r.fast.text}),
+        "accepted": sum(r.fast.speculation.accepted for r in once),
+        "proposed": sum(r.fast.speculation.proposed for r in once),
+        "target_only_tokens_per_s": sum(r.plain.usage.completion_tokens for r in once) / plain,
+        "disabled": sorted({r.fast.speculation.disabled_reason for r in runs if r.fast.speculation.disabled_reason}),
     }
-    if transformers:
-        figures["target_only_vs_transformers"] = suite_seconds("transformers") / suite_seconds("plain")
-        figures["speedup_vs_transformers"] = suite_seconds("transformers") / suite_seconds("fast")
-        figures["same_text_as_transformers"] = sum(
-            rows[0]["transformers"][0] == rows[0]["plain"][0].text for rows in by_job.values()
-        )
+    if once[0].stock_text is not None:
+        stock = suite_seconds(lambda r: r.stock_s)
+        figures["target_only_vs_transformers"] = stock / plain
+        figures["speedup_vs_transformers"] = stock / fast
+        figures["same_text_as_transformers"] = sum(r.stock_text == r.plain.text for r in once)
     return figures
-
-
-def _transformers(engine: Engine, job: Job) -> tuple[str, float]:
-    """transformers' own greedy generate on the same weights, with the same masks from a pure processor."""
-    grammar = compile_constraint(JsonSchema(job.schema), engine.model.vocabulary)
-    prompt = engine.encode(job.messages)
-    vocabulary = engine.model.vocabulary
-    start = time.perf_counter()
-    output = engine.model.model.generate(
-        torch.tensor([prompt], device=engine.model.device),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=engine.model.device),
-        logits_processor=[_PureMask(grammar, len(prompt), vocabulary.mask_words)],
-        do_sample=False,
-        max_new_tokens=MAX_TOKENS,
-        eos_token_id=list(vocabulary.eos_ids),
-        pad_token_id=vocabulary.eos_ids[0],
-    )
-    seconds = time.perf_counter() - start
-    ids = output[0, len(prompt) :].tolist()
-    return vocabulary.bytes_of(ids).decode("utf-8", errors="replace"), seconds
-
-
-class _PureMask:
-    """A transformers logits processor whose mask is a function of the prefix (one call per token here)."""
-
-    def __init__(self, grammar: Grammar, prompt_length: int, words: int) -> None:
-        self._matcher = grammar.matcher()
-        self._start = prompt_length
-        self._seen = 0
-        self._row = np.empty(words, dtype=np.int32)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        output = input_ids[0, self._start + self._seen :].tolist()
-        for token in output:
-            assert self._matcher.advance(token)
-        self._seen += len(output)
-        self._matcher.mask_into(self._row)
-        bits = np.unpackbits(self._row.view(np.uint8), bitorder="little")[: scores.shape[1]]
-        return scores.masked_fill(torch.from_numpy(bits == 0).to(scores.device), float("-inf"))

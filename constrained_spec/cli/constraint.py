@@ -12,6 +12,8 @@ from constrained_spec.errors import ConfigError, RequestError
 from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex
 from constrained_spec.grammars.output_types import to_constraint
 
+_BUILTINS = ("bool", "int", "float", "str", "list", "dict")
+
 
 def output_type(
     *,
@@ -22,7 +24,10 @@ def output_type(
     type_: str | None,
     whitespace: str,
 ) -> object:
-    """At most one of the options; ``schema`` and ``grammar`` are a file or the text itself."""
+    """At most one of the options; ``schema`` and ``grammar`` are a file or the text itself.
+
+    Raises ``ConfigError`` or ``RequestError``, naming the option.
+    """
     given = {"--schema": schema, "--regex": regex, "--choice": choice or None, "--grammar": grammar, "--type": type_}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
@@ -50,30 +55,41 @@ def _schema(text: str) -> dict[str, object] | bool:
 
 
 def _text_of(value: str, option: str) -> str:
-    """The content of the file of that name, or the value itself when it cannot be a file name."""
-    if "\n" in value or "{" in value or ":" in value:
-        return value
-    path = Path(value)
+    """The content of the file of that name, or else the value itself if it reads like a schema or grammar."""
     try:
-        return path.read_text(encoding="utf-8")
+        if Path(value).is_file():
+            return Path(value).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{value!r} is not UTF-8 text: {error}", param=option) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot read {value!r}: {reason}", param=option, hint="give a file or the text") from error
+        # The text of a schema can be no possible file name: too long, or with a zero character.
+        if not _is_text(value):
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"cannot read {value[:80]!r}: {reason}", param=option) from error
+    if not _is_text(value):
+        raise ConfigError(f"there is no file {value!r}", param=option, hint="give a file or the text itself")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    return any(mark in value for mark in "{:\n") or value.strip() in ("true", "false")
 
 
 def _resolve(name: str) -> object:
+    """A built-in type by name, or ``module:Name``, the module looked up in the current folder first."""
     if ":" not in name:
-        value = getattr(builtins, name, None)
-        if value not in (bool, int, float, str, list, dict):
-            raise ConfigError(
-                f"unknown type {name!r}", param="--type", hint="bool, int, float, str, list, dict or module:Name"
-            )
-        return value
+        if name not in _BUILTINS:
+            raise ConfigError(f"unknown type {name!r}", param="--type", hint=f"{', '.join(_BUILTINS)} or module:Name")
+        return getattr(builtins, name)
     module, _, attribute = name.partition(":")
     # A module beside the caller is what they mean; the installed script does not look there by itself.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"cannot import {name!r}: {error}", param="--type") from error
+        value: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except Exception as error:  # running the caller's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"cannot import {name!r}: {reason}", param="--type", hint="module:Name") from error
+    return value

@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from constrained_spec.api import Engine, Options, Result
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
 from constrained_spec.cli.constraint import output_type
-from constrained_spec.errors import ConfigError
+from constrained_spec.errors import ConfigError, RequestError
 
 _CONSTRAINT, _SAMPLING, _SPECULATION = "Constraint", "Sampling", "Speculation"
 
@@ -77,10 +77,12 @@ def generate(
             "verifier": verifier, "whitespace": whitespace, "tokenization": tokenization,
         }  # fmt: skip
         Engine.check(constraint, **options)
-        text = prompt if prompt is not None else sys.stdin.read()
+        text = _checked(prompt) if prompt is not None else _from_stdin()
         messages = [{"role": "user", "content": text}]
+        if system is not None and raw:
+            raise ConfigError("--raw sends no system message", param="--system")
         if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+            messages.insert(0, {"role": "system", "content": _checked(system)})
         quiet_libraries()
         with loading(model) as progress:
             engine = Engine.load(
@@ -100,11 +102,27 @@ def generate(
         typer.echo(summary(result), err=True)
 
 
+def _from_stdin() -> str:
+    try:
+        return _checked(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not text: {error}", param="prompt") from error
+
+
+def _checked(text: str) -> str:
+    """Bytes of the command line that are no text arrive as lone surrogates, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the prompt is not valid text in this locale", param="prompt") from error
+    return text
+
+
 def as_object(result: Result[Any]) -> dict[str, Any]:
-    """The published JSON of one answer."""
+    """The published JSON of one answer. ``parsed`` is what JSON can say of it: numbers beyond a float are null."""
     return {
         "text": result.text,
-        "parsed": to_jsonable_python(result.parsed),
+        "parsed": to_jsonable_python(result.parsed, inf_nan_mode="null", serialize_unknown=True),
         "parse_error": result.parse_error,
         "finish_reason": result.finish_reason,
         "exactness": result.exactness,
