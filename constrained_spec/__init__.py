@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from constrained_spec.api import Engine, Piece, Result
     from constrained_spec.errors import ConfigError, ConstrainedSpecError, ModelError, RequestError
     from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex
+    from constrained_spec.processors.base import Position, Processor
+    from constrained_spec.processors.wrap import wrap_transformers
 
 __version__ = "0.1.0"
 
@@ -31,9 +33,12 @@ _HOME = {
     "Lark": "grammars.compile",
     "ModelError": "errors",
     "Piece": "api",
+    "Position": "processors.base",
+    "Processor": "processors.base",
     "Regex": "grammars.compile",
     "RequestError": "errors",
     "Result": "api",
+    "wrap_transformers": "processors.wrap",
 }
 
 __all__ = [
@@ -45,9 +50,12 @@ __all__ = [
     "Lark",
     "ModelError",
     "Piece",
+    "Position",
+    "Processor",
     "Regex",
     "RequestError",
     "Result",
+    "wrap_transformers",
 ]
 
 

@@ -108,9 +108,8 @@ class Engine:
         model = load_model(name, device=device, dtype=dtype, slots=slots, capacity=capacity, progress=progress)
         draft = None
         if draft_model is not None:
-            draft = load_model(
-                draft_model, device=device, dtype=dtype, slots=slots, capacity=model.capacity, progress=progress
-            )
+            # Its own context limit: where the draft's context ends, drafting ends, not the request.
+            draft = load_model(draft_model, device=device, dtype=dtype, slots=slots, progress=progress)
         return cls(model, draft)
 
     @overload

@@ -159,6 +159,7 @@ def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, l
         base = len(s.history) - n - s.history.prompt_length
         coins = s.coins.uniforms(Role.ACCEPT, proposal.round, base, n).tolist() if n else []
         accept.append(coins + [0.0] * (gamma - n))
+        # One draw per round: the recovered or the bonus token, never both.
         draw.append(s.coins.uniform(Role.RECOVER, proposal.round, base))
     device = p.device
     return coupling(

@@ -88,7 +88,7 @@ def answer(engine: Engine, cell: Cell, drafter: str, gamma: int) -> Result[Any]:
     return engine.generate(
         [{"role": "user", "content": PROMPTS[cell.prompt]}],
         CONSTRAINTS[cell.constraint],
-        max_tokens=40,
+        max_tokens=24,
         logprobs=2,
         drafter=drafter,
         gamma=gamma,
