@@ -23,10 +23,10 @@ demo: setup
 	$(BIN)/constrained-spec demo
 
 test: model
-	$(BIN)/python -m pytest -q -m "not full"
+	$(BIN)/python -m pytest -q
 
 test-full: model
-	$(BIN)/python -m pytest -q -s
+	$(BIN)/python -m pytest -q -s -m "full or not full"
 
 lint: setup
 	$(BIN)/ruff check constrained_spec grammars processors tests examples

@@ -140,7 +140,8 @@ def _seeded(engine: Engine) -> str:
     """The law on the loaded model: with the same noise at every place, drafts may change no sampled token."""
     job = extraction_suite()[2]
     options: Options = {"max_tokens": 24, "temperature": 1.0, "top_p": 0.95, "seed": 11, "verifier": "invariant"}
-    plain = engine.generate(job.messages, job.schema, **options, speculation=False)
+    plain_options: Options = {**options, "speculation": False}
+    plain = engine.generate(job.messages, job.schema, **plain_options)
     fast = engine.generate(job.messages, job.schema, **options)
     if plain.tokens != fast.tokens:
         raise AuditFailure("speculation changes the sampled text of a fixed seed")
