@@ -16,6 +16,7 @@ from constrained_spec.config import Sampling
 from constrained_spec.drafters.base import Drafter, Proposal
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.engine.round import Row, run_round
+from constrained_spec.errors import TransactionError
 from constrained_spec.grammars.compile import Choice, Constraint, JsonSchema, Lark, Regex, compile_constraint
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
@@ -205,3 +206,19 @@ def test_commit_trims_at_the_first_end(
     assert commit.finish_reason == s.finish_reason == reason
     assert s.counts.accepted + s.counts.recovered + s.counts.bonus == kept
     assert model.length(0) == len(s.history) - 1
+
+
+@pytest.mark.parametrize("name", ["regex", "choice", "schema", "lark"])
+def test_a_commit_that_fails_half_way_leaves_no_trace(name: str) -> None:
+    model = toy()
+    s = open_sequence(model, CONSTRAINTS[name], Sampling(max_tokens=30, stop=("zz",)), 0, [40, 41])
+    run_round(model, Pipeline(model.vocabulary), [Row(s, None, 0, "coupling")])
+    before, text = s.fingerprint(), s.visible_text()
+    with pytest.raises(TransactionError), Transaction(s) as tx:
+        legal = next(t for t in range(2, len(TOKENS)) if tx.is_legal(t))
+        tx.extend(legal, "x")
+        illegal = next(t for t in range(2, len(TOKENS)) if not tx.is_legal(t))
+        # Text and index have taken both tokens by the time the matcher refuses the second.
+        tx.commit(1, illegal)
+    assert s.fingerprint() == before
+    assert s.visible_text() == text
