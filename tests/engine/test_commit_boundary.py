@@ -215,10 +215,8 @@ def test_a_commit_that_fails_half_way_leaves_no_trace(name: str) -> None:
     run_round(model, Pipeline(model.vocabulary), [Row(s, None, 0, "coupling")])
     before, text = s.fingerprint(), s.visible_text()
     with pytest.raises(TransactionError), Transaction(s) as tx:
-        legal = next(t for t in range(2, len(TOKENS)) if tx.is_legal(t))
-        tx.extend(legal, "x")
         illegal = next(t for t in range(2, len(TOKENS)) if not tx.is_legal(t))
-        # Text and index have taken both tokens by the time the matcher refuses the second.
-        tx.commit(1, illegal)
+        # Text, stop matcher and index have taken the token by the time the grammar's matcher refuses it.
+        tx.commit(0, illegal)
     assert s.fingerprint() == before
     assert s.visible_text() == text
