@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
 import typer
 from rich.console import Console
 
@@ -29,7 +28,7 @@ def exit_codes() -> Iterator[None]:
     """
     try:
         yield
-    except (click.exceptions.Exit, click.ClickException):
+    except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except (ConfigError, RequestError, ModelError) as error:
         raise _exit(2, str(error)) from error
