@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from constrained_spec.backends.base import LanguageModel
@@ -35,7 +34,7 @@ class RoundEvent:
 
 
 class Generation:
-    """Drives one sequence. Iterating yields one ``RoundEvent`` per round."""
+    """Drives one sequence, round by round."""
 
     def __init__(
         self,
@@ -54,10 +53,6 @@ class Generation:
         self._row = Row(sequence, drafter, gamma, verifier)
         self._shown = 0
 
-    def __iter__(self) -> Iterator[RoundEvent]:
-        while not self.sequence.finished:
-            yield self.step()
-
     def step(self) -> RoundEvent:
         """One round. Raises ``DeadEndError`` if the pipeline leaves no token; the state is then as before the round."""
         outcome = run_round(self._model, self._pipeline, [self._row])
@@ -73,13 +68,7 @@ class Generation:
             raise result
         return RoundEvent(result, self._release(), self.sequence.finished)
 
-    @property
-    def text(self) -> str:
-        """The whole text committed so far that is certain to stay."""
-        return self.sequence.visible_text()
-
     def _release(self) -> str:
-        text = self.text
-        piece = text[self._shown :]
-        self._shown = len(text)
+        piece = self.sequence.visible_text(self._shown)
+        self._shown += len(piece)
         return piece

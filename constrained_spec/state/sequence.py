@@ -30,8 +30,7 @@ class TokenLogprob:
 class Counts:
     """Committed and proposed tokens of one sequence. ``forced`` are the accepted drafts that the grammar forced."""
 
-    rounds: int = 0
-    target_passes: int = 0
+    rounds: int = 0  # each is one target forward
     proposed: int = 0
     accepted: int = 0
     forced: int = 0
@@ -119,14 +118,19 @@ class Sequence:
         """Has a stop string been completed?"""
         return self.stop.hit is not None
 
-    def visible_text(self) -> str:
-        """The text that is certain to stay: what may be streamed now, and after the finish the whole answer."""
+    def visible_text(self, start: int = 0) -> str:
+        """The text that is certain to stay, from character ``start`` on, at the cost of that part alone.
+
+        That is what may be streamed now, and after the finish the whole answer. ``start`` counts visible characters.
+        """
         hit = self.stop.hit
         if hit is not None:
-            return self.text.text[: hit[1] if self.sampling.include_stop else hit[0]]
-        if self.finished:
-            return self.text.finish()
-        return self.text.text[: self.stop.safe_length]
+            end = hit[1] if self.sampling.include_stop else hit[0]
+        elif self.finished:
+            return self.text.finish()[start:]
+        else:
+            end = self.stop.safe_length
+        return self.text.since(start)[: end - start]
 
     def follow(self, participant: Participant[Any]) -> None:
         """Add a participant that follows committed tokens (a drafter's index)."""

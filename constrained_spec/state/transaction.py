@@ -145,10 +145,7 @@ class Transaction:
         for t in run[:cut]:
             for p in s.leading:
                 p.advance(t)
-        if reason is None or cut > accepted:
-            self._settle_matcher(kept, run[cut - 1] if cut > accepted else None)
-        else:
-            self._settle_matcher(kept, None)
+        self._settle_matcher(kept, run[cut - 1] if cut > accepted else None)
         for c in s.caches:
             # The last committed token is fed by the next round: a slot never holds it, whatever ended the block.
             c.rollback(self._base + cut - 1)
@@ -200,7 +197,6 @@ class Transaction:
     def _account(self, kept: int, origins: tuple[str, ...]) -> None:
         counts = self.sequence.counts
         counts.rounds += 1
-        counts.target_passes += 1
         counts.proposed += len(self.drafts)
         counts.accepted += kept
         counts.forced += self.sources[:kept].count("forced")
