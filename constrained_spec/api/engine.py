@@ -8,7 +8,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from constrained_spec.api.result import Piece, Result, SpeculationReport, Timing, Usage
 from constrained_spec.backends.load import load_model
@@ -22,8 +22,11 @@ from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.engine.generation import Generation, RoundEvent
 from constrained_spec.errors import ConfigError, RequestError
+from constrained_spec.grammars.base import Matcher
 from constrained_spec.grammars.compile import compile_constraint
+from constrained_spec.grammars.json_schema import Whitespace
 from constrained_spec.grammars.output_types import parse_output, to_constraint
+from constrained_spec.grammars.tokens import Tokenization
 from constrained_spec.processors.base import Processor
 from constrained_spec.processors.pipeline import Pipeline, validate_sampling
 from constrained_spec.state.sequence import Sequence
@@ -64,8 +67,8 @@ class Options(TypedDict, total=False):
     on_round: Callable[[RoundEvent], None] | None
 
 
-WHITESPACE = ("one-space", "compact", "flexible")
-TOKENIZATION = ("any", "canonical")
+WHITESPACE = get_args(Whitespace)
+TOKENIZATION = get_args(Tokenization)
 _SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 
 
@@ -84,9 +87,10 @@ class Engine:
         self._pipeline = Pipeline(model.vocabulary)
         self._turn = threading.Lock()
         self._free = list(range(model.slots))
-        if draft_model is not None:
-            # Fails now rather than at the first request.
-            ModelDrafter(draft_model, self._pipeline, model.vocabulary, verifier="coupling")
+        # One for all requests: it owns the draft model's slots. Another vocabulary is refused here, not at a request.
+        self._model_drafter = (
+            None if draft_model is None else ModelDrafter(draft_model, self._pipeline, model.vocabulary)
+        )
 
     @classmethod
     def load(
@@ -169,21 +173,17 @@ class Engine:
 
     def _drafter(self, request: _Request) -> Drafter | None:
         if isinstance(request.drafter, str):
-            return self._named_drafter(request.drafter, request.speculation.verifier)
+            return self._named_drafter(request.drafter)
         return request.drafter
 
-    def _named_drafter(self, name: str, verifier: str) -> Drafter | None:
+    def _named_drafter(self, name: str) -> Drafter | None:
         if name == "none":
             return None
         if name == "forced":
             return ForcedDrafter()
         if name == "ngram":
             return NgramDrafter()
-        model = (
-            None
-            if self.draft_model is None
-            else ModelDrafter(self.draft_model, self._pipeline, self.model.vocabulary, verifier=verifier)
-        )
+        model = self._model_drafter
         if name == "model":
             if model is None:
                 raise ConfigError(
@@ -193,7 +193,9 @@ class Engine:
         cheap: list[Drafter] = [ForcedDrafter(), NgramDrafter()]
         return MixtureDrafter(cheap if model is None else [*cheap, model], name)
 
-    def _run(self, request: _Request, prompt: list[int], matcher: Any, drafter: Drafter | None) -> Iterator[Piece[Any]]:
+    def _run(
+        self, request: _Request, prompt: list[int], matcher: Matcher | None, drafter: Drafter | None
+    ) -> Iterator[Piece[Any]]:
         with self._turn:
             if not self._free:
                 raise ConfigError(
@@ -217,7 +219,8 @@ class Engine:
         )
         try:
             if drafter is not None:
-                drafter.open(sequence)
+                with self._turn:
+                    drafter.open(sequence)
             generation = Generation(
                 self.model,
                 self._pipeline,
@@ -234,15 +237,15 @@ class Engine:
                 result = self._result(request, generation, seed) if event.finished else None
                 yield Piece(event.text, event.commit.tokens, event.commit.origins, result)
         finally:
-            if drafter is not None:
-                drafter.close(sequence)
             with self._turn:
+                if drafter is not None:
+                    drafter.close(sequence)
                 self._free.append(slot)
 
     def _result(self, request: _Request, generation: Generation, seed: int) -> Result[Any]:
         s, times = generation.sequence, generation.times
         assert s.finish_reason is not None
-        text = generation.text
+        text = s.visible_text()
         parsed, parse_error = None, None
         if request.output_type is not None and s.finish_reason == "stop":
             try:
@@ -263,7 +266,7 @@ class Engine:
                 verifier=request.speculation.verifier,
                 gamma=request.speculation.gamma,
                 rounds=c.rounds,
-                target_passes=c.target_passes,
+                target_passes=c.rounds,
                 proposed=c.proposed,
                 accepted=c.accepted,
                 forced=c.forced,

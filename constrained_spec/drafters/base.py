@@ -24,11 +24,13 @@ class Proposal:
     happens later, because dropping it by looking at it would bias the output (DESIGN 7).
     """
 
-    __slots__ = ("budget", "q", "round", "tx")
+    __slots__ = ("budget", "first", "q", "round", "tx", "verifier")
 
-    def __init__(self, tx: Transaction, budget: int) -> None:
+    def __init__(self, tx: Transaction, budget: int, verifier: str) -> None:
         self.tx = tx
         self.budget = budget
+        self.verifier = verifier  # how the drafts will be judged: a drafter may draw with the same noise
+        self.first = tx.position.output_index  # place in the output of the first draft
         self.q: list[Tensor | None] = []  # per draft: the [V] row it was sampled from, or None for a point mass
         self.round = tx.sequence.counts.rounds
 

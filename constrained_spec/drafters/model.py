@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from constrained_spec.backends.base import Block, LanguageModel
-from constrained_spec.coins import Role
+from constrained_spec.coins import Coins, Role
 from constrained_spec.drafters.base import DrafterFault, Proposal
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline, Processed
@@ -21,18 +21,18 @@ from constrained_spec.verify import gumbel_choices, inverse_cdf
 class ModelDrafter:
     """Samples from q = pipeline(draft logits, the same Positions the target will see).
 
-    ``verifier`` "invariant" draws with the target's own Gumbel noise, keyed by position, so that the text does not
-    depend on the drafter; any other draws with the draft coin. At temperature 0 the draft is a point mass.
+    For the "invariant" verifier it draws with the target's own Gumbel noise, keyed by position, so that the two often
+    agree; for any other with the draft coin. At temperature 0 the draft is a point mass. One object per draft model: it
+    owns the model's slots.
     """
 
     name = "model"
 
-    def __init__(self, model: LanguageModel, pipeline: Pipeline, target: Vocabulary, *, verifier: str) -> None:
+    def __init__(self, model: LanguageModel, pipeline: Pipeline, target: Vocabulary) -> None:
         require_same_vocabulary(target, model.vocabulary)
         self._model = model
         self._pipeline = pipeline
         self._width = target.size
-        self._verifier = verifier
         self._caches: dict[int, KvState] = {}
         self._free = list(range(model.slots))
 
@@ -66,7 +66,8 @@ class ModelDrafter:
             for row, p in enumerate(live):
                 if dead[row]:
                     raise DrafterFault("the draft model's logits are not finite, or leave no token")
-                if q is None or p.sequence.sampling.greedy:
+                # The invariant verifier makes the choice itself, so that a draft counts as a point mass there.
+                if q is None or p.sequence.sampling.greedy or p.verifier == "invariant":
                     if not p.point(drawn[row], self.name):
                         raise DrafterFault(f"drafter 'model' chose id {drawn[row]}, which the grammar forbids")
                 else:
@@ -83,19 +84,30 @@ class ModelDrafter:
         )
 
     def _draw(self, processed: Processed, live: Seq[Proposal]) -> tuple[Tensor, Tensor | None]:
-        """Next draft of each row [N], and the rows [N, V] they were drawn from (None: point masses)."""
+        """Next draft of each row [N], and the rows [N, V] they were drawn from (None: all are point masses)."""
         if all(p.sequence.sampling.greedy for p in live):
             return processed.choices(), None
         q = processed.probabilities()
-        index = [len(p.sequence.history) - p.sequence.history.prompt_length for p in live]
-        if self._verifier == "invariant":
+        coupled = [i for i, p in enumerate(live) if p.verifier != "invariant"]
+        shared = [i for i, p in enumerate(live) if p.verifier == "invariant"]
+        tokens = torch.empty(len(live), dtype=torch.long, device=q.device)
+        if coupled:
+            coins = [_coins(live[i]).uniform(Role.DRAFT, live[i].round, _place(live[i])) for i in coupled]
+            tokens[coupled] = inverse_cdf(q[coupled], torch.tensor(coins, dtype=torch.float64, device=q.device))
+        if shared:
             noise = torch.stack(
-                [torch.from_numpy(p.sequence.coins.gumbel(i, self._width)) for p, i in zip(live, index, strict=True)]
+                [torch.from_numpy(_coins(live[i]).gumbel(_place(live[i]), self._width)) for i in shared]
             )
-            # The target verifies by making the same choice itself, so the draft counts as a point mass.
-            return gumbel_choices(q, noise.to(q.device)), None
-        u = [p.sequence.coins.uniform(Role.DRAFT, p.round, i) for p, i in zip(live, index, strict=True)]
-        return inverse_cdf(q, torch.tensor(u, dtype=torch.float64, device=q.device)), q
+            tokens[shared] = gumbel_choices(q[shared], noise.to(q.device))
+        return tokens, q
+
+
+def _coins(p: Proposal) -> Coins:
+    return p.sequence.coins
+
+
+def _place(p: Proposal) -> int:
+    return p.tx.position.output_index
 
 
 def require_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:

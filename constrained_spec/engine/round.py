@@ -59,7 +59,7 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round
     start = time.perf_counter()
     masks = -sum(r.sequence.mask_seconds for r in rows)
     with ExitStack() as stack:
-        proposals = [Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma) for r in rows]
+        proposals = [Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier) for r in rows]
         _propose(rows, proposals)
         proposed = time.perf_counter()
         blocks = [
@@ -98,13 +98,12 @@ def _verify_and_commit(
     for p in proposals:
         first.append(at)
         at += len(p.tx.positions)
-    verdict = _verify(rows, proposals, processed, first)
-
-    device = logits.device
-    start = torch.tensor(first, device=device)
-    dead = processed.dead.long().cumsum(0)
+    start = torch.tensor(first, device=logits.device)
+    verdict = _verify(rows, proposals, processed, start)
     # A row is dead if any place up to its cut has no distribution; places behind the cut do not matter.
-    bad = dead[start + verdict.accepted] - dead[start] + processed.dead.long()[start]
+    dead = processed.dead.long()
+    until = dead.cumsum(0)
+    bad = until[start + verdict.accepted] - until[start] + dead[start]
     # The round's one device sync.
     accepted, tokens, broken = torch.stack((verdict.accepted, verdict.token, bad)).tolist()
 
@@ -120,12 +119,11 @@ def _verify_and_commit(
     return tuple(outcomes)
 
 
-def _verify(rows: Seq[Row], proposals: Seq[Proposal], processed: Processed, first: list[int]) -> Verdict:
+def _verify(rows: Seq[Row], proposals: Seq[Proposal], processed: Processed, start: Tensor) -> Verdict:
     device = processed.logits.device
     gamma = max(len(p.tokens) for p in proposals)
     draft = torch.tensor([p.tokens + [0] * (gamma - len(p.tokens)) for p in proposals], dtype=torch.long, device=device)
     lengths = torch.tensor([len(p.tokens) for p in proposals], device=device)
-    start = torch.tensor(first, device=device)
     draft = draft.view(len(proposals), gamma)
 
     if all(r.sequence.sampling.greedy for r in rows):
@@ -156,11 +154,10 @@ def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, l
             if row is not None:
                 q_rows.append(row)
         q_index.append(index + [-1] * (gamma - n))
-        base = len(s.history) - n - s.history.prompt_length
-        coins = s.coins.uniforms(Role.ACCEPT, proposal.round, base, n).tolist() if n else []
+        coins = s.coins.uniforms(Role.ACCEPT, proposal.round, proposal.first, n).tolist() if n else []
         accept.append(coins + [0.0] * (gamma - n))
         # One draw per round: the recovered or the bonus token, never both.
-        draw.append(s.coins.uniform(Role.RECOVER, proposal.round, base))
+        draw.append(s.coins.uniform(Role.RECOVER, proposal.round, proposal.first))
     device = p.device
     return coupling(
         p,
@@ -178,9 +175,9 @@ def _invariant_choices(proposals: Seq[Proposal], probabilities: Tensor) -> Tenso
     noise = []
     for proposal in proposals:
         s = proposal.sequence
-        base = len(s.history) - len(proposal.tokens) - s.history.prompt_length
         noise += [
-            torch.from_numpy(s.coins.gumbel(base + j, probabilities.shape[1])) for j in range(len(proposal.tokens) + 1)
+            torch.from_numpy(s.coins.gumbel(proposal.first + j, probabilities.shape[1]))
+            for j in range(len(proposal.tokens) + 1)
         ]
     return gumbel_choices(probabilities, torch.stack(noise).to(probabilities.device))
 
@@ -199,9 +196,8 @@ def _logprobs(s: Sequence, run: list[int], scores: Tensor) -> list[TokenLogprob]
 
 def _dead_end(p: Proposal) -> DeadEndError:
     s = p.sequence
-    at = len(s.history) - len(p.tokens) - s.history.prompt_length
     return DeadEndError(
-        f"no token is possible after {at} output tokens: the constraint, the suppressed ids and the model's logits "
+        f"no token is possible after {p.first} output tokens: the constraint, the suppressed ids and the model's logits "
         "leave none with positive probability",
         param="output_type" if s.matcher is not None else "logits",
         hint=f"text so far: {s.text.text[-80:]!r}",

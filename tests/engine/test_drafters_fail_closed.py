@@ -92,7 +92,7 @@ def test_a_faulty_drafter_is_disabled_and_the_text_stays(how: str, reason: str) 
 
 def test_nan_logits_disable_the_draft_model() -> None:
     target = toy()
-    drafter = ModelDrafter(toy(nan=True), Pipeline(target.vocabulary), target.vocabulary, verifier="coupling")
+    drafter = ModelDrafter(toy(nan=True), Pipeline(target.vocabulary), target.vocabulary)
     s = decode(drafter)
     assert "not finite" in s.disabled["model"]
     assert s.output == decode(None).output
@@ -102,7 +102,7 @@ def test_a_padded_tail_is_tolerated_and_other_text_is_not() -> None:
     target = toy().vocabulary
     padded = toy((*TOKENS, None, None))
     require_same_vocabulary(target, padded.vocabulary)
-    s = decode(ModelDrafter(padded, Pipeline(target), target, verifier="coupling"))
+    s = decode(ModelDrafter(padded, Pipeline(target), target))
     assert not s.disabled
     assert s.output == decode(None).output
     assert s.counts.accepted > 0
@@ -154,3 +154,25 @@ def test_the_ngram_index_is_incremental_and_rolls_back() -> None:
     index.rollback(mark)
     history.truncate(5)
     assert index.fingerprint() == before
+
+
+def test_two_open_requests_never_share_a_slot_of_the_draft_model() -> None:
+    target = ToyModel(TOKENS, logits, eos_ids=(0,), slots=2, capacity=64)
+    draft = ToyModel(TOKENS, logits, eos_ids=(0,), slots=2, capacity=64)
+    drafter = ModelDrafter(draft, Pipeline(target.vocabulary), target.vocabulary)
+    rows = []
+    for slot, (prompt, verifier) in enumerate((([1, 2, 1], "coupling"), ([3, 4], "invariant"))):
+        s = Sequence(
+            prompt=prompt, sampling=Sampling(max_tokens=12, temperature=1.0), coins=Coins(slot), slot=slot,
+            capacity=64, vocabulary=target.vocabulary, target=target,
+        )  # fmt: skip
+        drafter.open(s)
+        rows.append(Row(s, drafter, 4, verifier))
+    assert rows[0].sequence.caches[1].slot != rows[1].sequence.caches[1].slot
+    while rows:
+        run_round(target, Pipeline(target.vocabulary), rows)
+        for row in rows:
+            assert not row.sequence.disabled
+            # The draft is the target itself, so whatever it drafts is kept unless the request ends first.
+            assert row.sequence.finished or row.sequence.counts.accepted == row.sequence.counts.proposed
+        rows = [row for row in rows if not row.sequence.finished]

@@ -111,7 +111,7 @@ def test_the_committed_law_is_the_targets(
 ) -> None:
     model, draft = table(1), table(2)
     pipeline = Pipeline(model.vocabulary)
-    by_model = ModelDrafter(draft, pipeline, model.vocabulary, verifier=verifier)
+    by_model = ModelDrafter(draft, pipeline, model.vocabulary)
     drafters: dict[str, Drafter] = {
         "model": by_model,
         "parrot": Parrot(),
@@ -169,7 +169,7 @@ def test_invariant_text_does_not_depend_on_the_drafter() -> None:
     model, draft = table(1), table(2)
     pipeline = Pipeline(model.vocabulary)
     sampling = Sampling(temperature=1.0, max_tokens=10, presence_penalty=0.3)
-    by_model = ModelDrafter(draft, pipeline, model.vocabulary, verifier="invariant")
+    by_model = ModelDrafter(draft, pipeline, model.vocabulary)
     for seed in range(40):
         texts = set()
         for drafter, gamma in itertools.product((None, Parrot(), by_model), (1, 2, 5)):
