@@ -174,11 +174,9 @@ def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, l
 def _invariant_choices(proposals: Seq[Proposal], probabilities: Tensor) -> Tensor:  # [N, V] -> [N]
     noise = []
     for proposal in proposals:
-        s = proposal.sequence
-        noise += [
-            torch.from_numpy(s.coins.gumbel(proposal.first + j, probabilities.shape[1]))
-            for j in range(len(proposal.tokens) + 1)
-        ]
+        coins = proposal.sequence.coins
+        places = range(proposal.first, proposal.first + len(proposal.tokens) + 1)
+        noise += [torch.from_numpy(coins.gumbel(place, probabilities.shape[1])) for place in places]
     return gumbel_choices(probabilities, torch.stack(noise).to(probabilities.device))
 
 
@@ -197,8 +195,8 @@ def _logprobs(s: Sequence, run: list[int], scores: Tensor) -> list[TokenLogprob]
 def _dead_end(p: Proposal) -> DeadEndError:
     s = p.sequence
     return DeadEndError(
-        f"no token is possible after {p.first} output tokens: the constraint, the suppressed ids and the model's logits "
-        "leave none with positive probability",
+        f"no token is possible after {p.first} output tokens: the constraint, the suppressed ids and the model's "
+        "logits leave none with positive probability",
         param="output_type" if s.matcher is not None else "logits",
         hint=f"text so far: {s.text.text[-80:]!r}",
     )
