@@ -11,7 +11,7 @@ from constrained_spec.errors import ConfigError
 
 VERIFIERS = ("coupling", "invariant")
 DRAFTERS = ("none", "forced", "ngram", "model", "mixture", "auto")
-DEFAULT_GAMMA = 8
+DEFAULT_GAMMA = 16
 MAX_GAMMA = 64
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
-from constrained_spec.api.result import Piece, Result, SpeculationReport, Timing, Usage
+from constrained_spec.api.result import Piece, Result, SpeculationReport, Target, Timing, Usage
 from constrained_spec.backends.load import load_model
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.coins import Coins
@@ -85,6 +85,7 @@ class Engine:
         self.model = model
         self.draft_model = draft_model
         self._pipeline = Pipeline(model.vocabulary)
+        self._target = Target(model.name, model.numerics, model.weights_digest() if model.quantized else None)
         self._turn = threading.Lock()
         self._free = list(range(model.slots))
         # One for all requests: it owns the draft model's slots. Another vocabulary is refused here, not at a request.
@@ -102,18 +103,31 @@ class Engine:
         dtype: str = "auto",
         slots: int = 1,
         capacity: int | None = None,
+        quantize: str | None = None,
+        quantize_draft: str | None = None,
+        threads: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """Load by catalogue alias (``smollm2-135m``), hub id, local folder or GGUF file.
 
         ``slots`` is the number of requests that may be open at once, ``capacity`` the context limit in tokens (default:
-        the model's own, at most 8192). Raises ``ModelError``.
+        the model's own, at most 8192). ``quantize="int8"`` (CPU) declares the int8 model to be the target: quicker, and
+        another distribution; ``quantize_draft`` does the same to the draft model, which changes speed only. ``threads``
+        pins torch's intra-op threads, a setting of the whole process. Raises ``ConfigError``, ``ModelError``.
         """
-        model = load_model(name, device=device, dtype=dtype, slots=slots, capacity=capacity, progress=progress)
+        model = load_model(
+            name, device=device, dtype=dtype, slots=slots, capacity=capacity, quantize=quantize, threads=threads,
+            progress=progress,
+        )  # fmt: skip
         draft = None
         if draft_model is not None:
             # Its own context limit: where the draft's context ends, drafting ends, not the request.
-            draft = load_model(draft_model, device=device, dtype=dtype, slots=slots, progress=progress)
+            draft = load_model(
+                draft_model, device=device, dtype=dtype, slots=slots, quantize=quantize_draft, threads=threads,
+                progress=progress,
+            )  # fmt: skip
+        elif quantize_draft is not None:
+            raise ConfigError("there is no draft model to quantise", param="quantize_draft")
         return cls(model, draft)
 
     @overload
@@ -180,7 +194,7 @@ class Engine:
         if name == "none":
             return None
         if name == "forced":
-            return ForcedDrafter()
+            return ForcedDrafter(NgramDrafter())
         if name == "ngram":
             return NgramDrafter()
         model = self._model_drafter
@@ -190,7 +204,8 @@ class Engine:
                     "drafter 'model' needs a draft model", param="drafter", hint="Engine.load(..., draft_model=NAME)"
                 )
             return model
-        cheap: list[Drafter] = [ForcedDrafter(), NgramDrafter()]
+        ngram = NgramDrafter()
+        cheap: list[Drafter] = [ForcedDrafter(ngram), ngram]
         return MixtureDrafter(cheap if model is None else [*cheap, model], name)
 
     def _run(
@@ -279,6 +294,7 @@ class Engine:
                 times.first_round, times.total, times.forward, times.propose, statistics.median(times.overheads)
             ),
             seed=seed,
+            target=self._target,
             logprobs=tuple(s.logprobs),
             parse_error=parse_error,
         )

@@ -58,6 +58,18 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Whose law the text follows. ``numerics`` is the dtype, or the kind of quantisation, which is another model.
+
+    ``weights`` is the digest of a quantised model's weights; of any other, ``engine.model.weights_digest()`` gives it.
+    """
+
+    name: str
+    numerics: str
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Result(Generic[T_co]):
     """A finished answer.
 
@@ -75,6 +87,7 @@ class Result(Generic[T_co]):
     speculation: SpeculationReport
     timing: Timing
     seed: int
+    target: Target
     logprobs: tuple[TokenLogprob, ...] = ()
     parse_error: str | None = None
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from constrained_spec.backends.catalogue import ENTRIES, Progress, ensure
 from constrained_spec.backends.gguf import quiet, restore_pre_tokenizer
+from constrained_spec.backends.process import set_threads
 from constrained_spec.backends.support import refuse_config
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.errors import ConfigError, ConstrainedSpecError, ModelError
@@ -24,9 +25,15 @@ def load_model(
     dtype: str = "auto",
     slots: int = 1,
     capacity: int | None = None,
+    quantize: str | None = None,
+    specialise: bool = True,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> TransformersModel:
     """Load a target or draft model.
+
+    ``quantize`` and ``specialise`` are those of ``TransformersModel``. ``threads`` pins torch's intra-op threads, for
+    the whole process; None takes what is quickest here.
 
     ``device`` "auto" takes CUDA when there is one. ``dtype`` "auto" means float32 on a CPU and the checkpoint's own
     elsewhere. ``progress(stage, done, total)`` is told the stages download, unpack, convert (catalogue, first time) and
@@ -36,6 +43,8 @@ def load_model(
     if dtype != "auto" and dtype not in _DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}", param="dtype", hint=f"one of auto, {', '.join(_DTYPES)}")
     wanted = _DTYPES.get(dtype) or (torch.float32 if where.type == "cpu" else "auto")
+    if where.type == "cpu":
+        set_threads(threads)
     source = _locate(name, progress)
     if progress is not None:
         progress("load", 0, None)
@@ -43,7 +52,9 @@ def load_model(
         with quiet(gguf=source.gguf is not None):
             model, tokenizer = _read(source, wanted)
         model = model.to(where)
-        return TransformersModel(model, tokenizer, slots=slots, capacity=capacity, name=name)
+        return TransformersModel(
+            model, tokenizer, slots=slots, capacity=capacity, name=name, quantize=quantize, specialise=specialise
+        )
     except ConstrainedSpecError:
         raise
     except Exception as error:  # transformers raises many kinds for a missing or broken model

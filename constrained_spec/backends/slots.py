@@ -78,16 +78,17 @@ def ancestors(parents: Sequence[int]) -> Tensor:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer, [slots, kv_heads, capacity, head_dim] each."""
+    """Keys and values of one layer, [slots, kv_heads, capacity, head_dim] each: the two halves of ``both``."""
 
     is_croppable = True
 
-    def __init__(self, kind: str, keys: Tensor, values: Tensor) -> None:
+    def __init__(self, kind: str, both: Tensor) -> None:  # [slots, 2, kv_heads, capacity, head_dim]
         super().__init__()
         self.kind = kind
         self.is_sliding = kind == SLIDING
-        self.keys: Tensor = keys
-        self.values: Tensor = values
+        self.both = both
+        self.keys: Tensor = both[:, 0]
+        self.values: Tensor = both[:, 1]
         self.is_initialized = True
         self.step: Step | None = None
 
@@ -132,7 +133,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         it is given no mask, so none is built for a plain prefill or a single query.
         """
         super().__init__(layers=list(layers))
-        self._slot_layers = tuple(layers)
+        self.slot_layers = tuple(layers)
         self._window = window
         self._implicit_causal = implicit_causal
         self._kinds = tuple(sorted({layer.kind for layer in layers}))
@@ -148,11 +149,10 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         assert 0 <= length <= self._lengths[slot], "a slot can only be shortened"
         self._lengths[slot] = length
 
-    def begin(self, blocks: Sequence[Block]) -> Step:
-        """Plan one forward of ``blocks``, given in ascending order of distinct slots. No length changes yet."""
-        ids = [b.slot for b in blocks]
-        assert blocks and all(a < b for a, b in itertools.pairwise(ids)), "distinct slots, ascending"
-        starts = tuple(self._lengths[i] for i in ids)
+    def reserve(self, blocks: Sequence[Block]) -> tuple[int, ...]:
+        """Lengths of the slots of ``blocks``. Raises ``RequestError`` if one has no room for its block."""
+        assert blocks and len({b.slot for b in blocks}) == len(blocks), "distinct slots"
+        starts = tuple(self._lengths[b.slot] for b in blocks)
         for block, start in zip(blocks, starts, strict=True):
             assert block.tokens and 0 <= block.want <= len(block.tokens)
             assert block.parents is None or len(block.parents) == len(block.tokens)
@@ -162,6 +162,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
                     param="prompt",
                     hint="shorten the prompt, or load the model with a larger capacity",
                 )
+        return starts
+
+    def grow(self, blocks: Sequence[Block]) -> None:
+        """A forward has written the blocks: the lengths grow. Without this call it never happened."""
+        for block in blocks:
+            self._lengths[block.slot] += len(block.tokens)
+
+    def begin(self, blocks: Sequence[Block]) -> Step:
+        """Plan one forward of ``blocks``, given in ascending order of distinct slots. No length changes yet."""
+        ids = [b.slot for b in blocks]
+        assert all(a < b for a, b in itertools.pairwise(ids)), "ascending"
+        starts = self.reserve(blocks)
         width = max(len(b.tokens) for b in blocks)
         positions = [_positions(b, start, width) for b, start in zip(blocks, starts, strict=True)]
         position_ids = torch.tensor(positions, device=self._device)
@@ -176,18 +188,13 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
             position_ids=position_ids,
             spans=self._spans(blocks, starts, position_ids),
         )
-        for layer in self._slot_layers:
+        for layer in self.slot_layers:
             layer.step = step
         return step
 
-    def finish(self, step: Step) -> None:
-        """The forward has written the step: the lengths grow. Without this call it never happened."""
-        for block, start in zip(step.blocks, step.starts, strict=True):
-            self._lengths[block.slot] = start + len(block.tokens)
-
     def end(self) -> None:
         """Drop the step's tensors."""
-        for layer in self._slot_layers:
+        for layer in self.slot_layers:
             layer.step = None
 
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
@@ -203,7 +210,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
             first = moved[0]  # everything before the first moved entry is in place already
             source = torch.tensor([base + index for index in path[first:]], device=self._device)
             target = slice(base + first, base + len(path))
-            for layer in self._slot_layers:
+            for layer in self.slot_layers:
                 for buffer in (layer.keys, layer.values):
                     buffer[slot, :, target] = buffer[slot].index_select(1, source)
         self.set_length(slot, base + len(path))
@@ -212,13 +219,13 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
         """Digest of the slot's length and of every key and value before it."""
         length = self._lengths[slot]
         h = hashlib.blake2b(length.to_bytes(8, "little"), digest_size=16)
-        for layer in self._slot_layers:
+        for layer in self.slot_layers:
             for buffer in (layer.keys, layer.values):
                 h.update(buffer[slot, :, :length].contiguous().view(torch.uint8).cpu().numpy().tobytes())
         return h.digest()
 
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for layer in self._slot_layers for t in (layer.keys, layer.values))
+        return sum(t.numel() * t.element_size() for layer in self.slot_layers for t in (layer.keys, layer.values))
 
     def _scatter(self, blocks: Sequence[Block], starts: Sequence[int], width: int) -> Scatter:
         rows: list[int] = []

@@ -80,8 +80,12 @@ def slot_layers(model: PreTrainedModel, cache: Cache, slots: int, capacity: int)
     for kind, layer in zip(kinds, cache.layers, strict=True):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise _refusal(model.config, f"its cache has layers of kind {type(layer).__name__}")
-        keys, values = (_buffer(like, slots, capacity) for like in (layer.keys, layer.values))
-        layers.append(SlotLayer(kind, keys, values))
+        k, v = layer.keys, layer.values
+        if k.shape != v.shape:
+            raise _refusal(model.config, "its keys and values differ in size")
+        # Zeros, not empty: a masked key has weight 0, and 0 times a stray NaN would still be NaN.
+        shape = (slots, 2, k.shape[1], capacity, k.shape[3])
+        layers.append(SlotLayer(kind, torch.zeros(shape, dtype=k.dtype, device=k.device)))
     if len({(layer.keys.device, layer.keys.dtype) for layer in layers}) > 1:
         raise ModelError("the model is spread over several devices or dtypes", param="device")
     return layers
@@ -103,11 +107,6 @@ def context_limit(config: PretrainedConfig) -> int | None:
             )
     known = [int(limit) for limit in limits if limit]
     return min(known) if known else None
-
-
-def _buffer(like: Tensor, slots: int, capacity: int) -> Tensor:
-    # Zeros, not empty: a masked key has weight 0, and 0 times a stray NaN would still be NaN.
-    return torch.zeros(slots, like.shape[1], capacity, like.shape[3], dtype=like.dtype, device=like.device)
 
 
 def _refusal(config: PretrainedConfig, reason: str) -> ModelError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constrained_spec.backends import attention
 from constrained_spec.backends.base import Block
+from constrained_spec.backends.decoder import Decoder, unspecialisable
+from constrained_spec.backends.products import fastest, quantizer
 from constrained_spec.backends.slots import SlotCache, Step
 from constrained_spec.backends.support import (
     CHECKED,
@@ -30,12 +33,23 @@ MAX_DEFAULT_CAPACITY = 8192
 _CHECK_LENGTH = 8
 
 
+@dataclass(frozen=True, slots=True)
+class StepPath:
+    """How a model's steps are computed, and how far that is from the model's own forward."""
+
+    specialised: bool
+    detail: str  # the product that was chosen, or why the stock forward runs
+    drift: float  # largest difference of a logit from the plain forward's, on the check input
+
+
 class TransformersModel:
     """A causal language model of transformers with its keys and values in slots.
 
     Every layer keeps the whole context, sliding ones too: the window is in the mask, so a rollback across it is
-    arithmetic like any other. ``model`` is put in evaluation mode and, where its architecture is one that the tests
-    check, given this package's attention function; it stays usable with transformers' own ``generate``.
+    arithmetic like any other. With ``specialise`` a model of the Llama family gives its weights to a ``Decoder``, if
+    that computes what the model's own forward computes; ``path`` says what came of it, and ``model`` is then None. Else
+    ``model`` is put in evaluation mode and, where its architecture is one that the tests check, given this package's
+    attention function; it stays usable with transformers' own ``generate``.
 
     Raises ``ConfigError`` for an option, and ``ModelError`` for a model that keeps any other state (recurrent, hybrid,
     encoder-decoder) or whose forward in slots does not reproduce its own plain forward.
@@ -49,16 +63,24 @@ class TransformersModel:
         slots: int = 1,
         capacity: int | None = None,
         name: str = "model",
+        specialise: bool = False,
+        quantize: str | None = None,
     ) -> None:
-        """``capacity`` is the context limit in tokens; default the model's own, at most 8192."""
+        """``capacity`` is the context limit in tokens; default the model's own, at most 8192. ``quantize="int8"`` (CPU)
+        declares another target: int8 weights and inputs, in every linear layer and the embedding.
+        """
         refuse_model(model)
-        self.model = model.eval()
+        self.model: PreTrainedModel | None = model.eval()
         self.tokenizer = tokenizer
+        self.config = model.config
+        self.dtype: torch.dtype = model.dtype
+        self._device: torch.device = model.device
         self._name = name
         self._digest: str | None = None
         self._cache_argument = cache_argument(model)
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._masks_by_kind = getattr(model.config, "layer_types", None) is not None
+        make = None if quantize is None else quantizer(quantize, model.device)
         if model.config.model_type in CHECKED:
             attention.register()
             model.set_attn_implementation(attention.NAME)
@@ -70,7 +92,39 @@ class TransformersModel:
             implicit_causal=getattr(model.config, "_attn_implementation", None) in (attention.NAME, "sdpa"),
         )
         self._vocabulary = build_vocabulary(tokenizer, plain.shape[-1], eos_ids(model, tokenizer))
-        self._check(plain, ids)
+        self._decoder: Decoder | None = None
+        reason = "not asked for"
+        if specialise or make is not None:
+            reason = self._why_stock(model, plain, ids) or ""
+        if make is not None and reason:
+            raise ConfigError(
+                f"{name} cannot be quantised: that needs the specialised step ({reason})", param="quantize"
+            )
+        self.quantized = quantize is not None
+        self.numerics = str(self.dtype).removeprefix("torch.") if quantize is None else quantize
+        if reason:
+            drift = self._drift(self.score, plain, ids)
+            self.path = StepPath(False, reason, drift)
+        else:
+            detail = f"{quantize} weights, int8 inputs with a scale per row, int32 sums"
+            if make is None:
+                make, detail = fastest(model.model.layers[0].mlp.gate_proj.weight.detach())
+            self._decoder, self.model = Decoder(model, self._cache, make), None
+            drift = self._drift(self.score, plain, ids)
+            self.path = StepPath(True, detail, drift)
+        if quantize is None and not self._tolerable(drift, plain):
+            raise ModelError(
+                f"{name} cannot run in KV slots: its logits there differ by {drift:.3g} from its own forward's",
+                param="model",
+            )
+
+    def _why_stock(self, model: PreTrainedModel, plain: Tensor, ids: list[int]) -> str | None:
+        """The reason against the specialised step, None if it computes what the model's own forward does."""
+        reason = unspecialisable(model)
+        if reason is not None:
+            return reason
+        drift = self._drift(Decoder(model, self._cache).score, plain, ids)
+        return None if self._tolerable(drift, plain) else f"its logits differ by {drift:.3g} from the model's own"
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -82,8 +136,7 @@ class TransformersModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return self._device
 
     @property
     def slots(self) -> int:
@@ -97,13 +150,15 @@ class TransformersModel:
 
     def score(self, blocks: Sequence[Block]) -> Tensor:
         """See ``LanguageModel.score``. Raises ``RequestError`` if a block does not fit into its slot."""
+        if self._decoder is not None:
+            return self._decoder.score(blocks)
         # Ascending slots make a view of the buffers possible wherever the slots are consecutive.
         order = sorted(range(len(blocks)), key=lambda i: blocks[i].slot)
         with torch.inference_mode():
             step = self._cache.begin([blocks[i] for i in order])
             try:
                 logits = self._forward(step)
-                self._cache.finish(step)
+                self._cache.grow(step.blocks)
             finally:
                 self._cache.end()
         # Made outside inference mode, the result is an ordinary tensor that its owner may edit.
@@ -124,6 +179,7 @@ class TransformersModel:
         if self._takes_rows:
             # 0 would mean all.
             options["logits_to_keep"] = max(1, *(block.want for block in step.blocks))
+        assert self.model is not None
         output = self.model(
             input_ids=torch.tensor(ids, device=self.device),
             position_ids=step.position_ids,
@@ -187,37 +243,44 @@ class TransformersModel:
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by ``weights`` (shared ones once) and ``kv``."""
+        if self._decoder is not None:
+            return {"weights": self._decoder.nbytes(), "kv": self._cache.nbytes()}
+        assert self.model is not None
         tensors = (*self.model.parameters(), *self.model.buffers())
-        weights = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
+        weights = {t.data_ptr(): t.nbytes for t in tensors}
         return {"weights": sum(weights.values()), "kv": self._cache.nbytes()}
 
     def weights_digest(self) -> str:
-        """Digest over every parameter's name, dtype, shape and bytes; computed once, on the first call."""
+        """Digest over every weight's name, dtype, shape and bytes, whatever layout they are held in; computed once."""
         if self._digest is None:
+            tensors: Iterable[tuple[str, Tensor]]
+            if self._decoder is not None:
+                tensors = self._decoder.tensors()
+            else:
+                assert self.model is not None
+                tensors = sorted(self.model.named_parameters())
             h = hashlib.blake2b(digest_size=16)
-            for name, p in sorted(self.model.named_parameters()):
+            for name, p in tensors:
                 h.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
-                h.update(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+                h.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             self._digest = h.hexdigest()
         return self._digest
 
-    def _check(self, plain: Tensor, ids: list[int]) -> None:
+    def _drift(self, score: Callable[[Sequence[Block]], Tensor], plain: Tensor, ids: list[int]) -> float:
         """Two steps in a slot against the plain forward: a model that keeps other state fails here, not in use."""
         n = min(len(ids), self.capacity)
         cut = n // 2
         parts = [part for part in (ids[:cut], ids[cut:n]) if part]
         try:
-            ours = torch.cat([self.score([Block(0, part, want=len(part))]) for part in parts])
+            ours = torch.cat([score([Block(0, part, want=len(part))]) for part in parts])
         except Exception as error:  # whatever a forward raises that was never given such masks before
             raise ModelError(f"{self.name} cannot run in KV slots: {error}", param="model") from error
         self.set_length(0, 0)
-        drift = float((ours - plain[:n]).abs().max())
-        tolerance = 1e-3 if self.model.dtype in (torch.float32, torch.float64) else 5e-2
-        if not drift <= tolerance * max(1.0, float(plain.abs().max())):  # a NaN fails too
-            raise ModelError(
-                f"{self.name} cannot run in KV slots: its logits there differ by {drift:.3g} from its own forward's",
-                param="model",
-            )
+        return float((ours - plain[:n]).abs().max())
+
+    def _tolerable(self, drift: float, plain: Tensor) -> bool:
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2
+        return drift <= tolerance * max(1.0, float(plain.abs().max()))  # a NaN is not
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

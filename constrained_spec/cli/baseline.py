@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from constrained_spec.api import Engine
 from constrained_spec.backends import attention
+from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.cli.suite import Job
 from constrained_spec.config import Sampling
 from constrained_spec.grammars.base import Grammar
@@ -37,11 +37,15 @@ def stock_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(ours)
 
 
-def transformers_generate(engine: Engine, job: Job, max_tokens: int) -> tuple[str, float]:
-    """Greedy text of ``job`` and its seconds; the grammar is compiled and the prompt encoded beforehand."""
-    model, vocabulary = engine.model.model, engine.model.vocabulary
-    grammar = compile_constraint(JsonSchema(job.schema), vocabulary)
-    prompt = torch.tensor([engine.encode(job.messages)], device=engine.model.device)
+def transformers_generate(stock: TransformersModel, job: Job, max_tokens: int, tokenization: str) -> tuple[str, float]:
+    """Greedy text of ``job`` and its seconds; the grammar is compiled and the prompt encoded beforehand.
+
+    ``stock`` is loaded without the specialised step: that one leaves transformers no weights.
+    """
+    model, vocabulary = stock.model, stock.vocabulary
+    assert model is not None
+    grammar = compile_constraint(JsonSchema(job.schema), vocabulary, tokenization=tokenization)
+    prompt = torch.tensor([stock.chat_prompt(job.messages)], device=stock.device)
     start_of_output = prompt.shape[1]
     with stock_attention(model):
         start = time.perf_counter()

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from constrained_spec.api import Engine, Result
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries, stderr
+from constrained_spec.config import DEFAULT_GAMMA
 from constrained_spec.errors import AuditFailure
 
 TEXT = (
@@ -35,7 +36,7 @@ SCHEMA: dict[str, object] = {
 def demo(
     model: str = typer.Option("smollm2-135m", help="Catalogue alias, hub id, local folder or GGUF file."),
     drafter: str = typer.Option("auto", help="none, forced, ngram, mixture, auto."),
-    gamma: int = typer.Option(8, help="At most so many drafts a round."),
+    gamma: int = typer.Option(DEFAULT_GAMMA, help="At most so many drafts a round."),
 ) -> None:
     """Extract JSON from a text twice: target-only and with speculation; the same text in fewer target passes."""
     with exit_codes():

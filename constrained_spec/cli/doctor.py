@@ -12,6 +12,7 @@ import typer
 
 from constrained_spec.api import Engine, Options
 from constrained_spec.backends.base import Block
+from constrained_spec.backends.load import load_model
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
 from constrained_spec.cli.environment import environment
 from constrained_spec.cli.suite import extraction_suite
@@ -22,19 +23,23 @@ from constrained_spec.verify import World, distance, law, target_law
 def doctor(
     model: str = typer.Option("smollm2-135m", help="Catalogue alias, hub id, local folder or GGUF file."),
     draft_model: str | None = typer.Option(None, help="A draft model to check against the target."),
+    quantize: str | None = typer.Option(None, help="int8: check that target, and how far it is from the model's own."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Versions, device, model and tokenizer checks, and a short self-check of the law and of rollback."""
     with exit_codes():
         quiet_libraries()
         with loading(model) as progress:
-            engine = Engine.load(model, draft_model=draft_model, capacity=1024, progress=progress)
-        vocabulary = engine.model.vocabulary
+            engine = Engine.load(model, draft_model=draft_model, capacity=1024, quantize=quantize, progress=progress)
+        vocabulary, path = engine.model.vocabulary, engine.model.path
         facts = environment() | {
             "model": model,
             "draft_model": draft_model,
             "device": str(engine.model.device),
-            "dtype": str(engine.model.model.dtype),
+            "dtype": str(engine.model.dtype),
+            "numerics": engine.model.numerics,
+            "step": f"{'specialised' if path.specialised else 'stock'}: {path.detail}",
+            "step_drift": path.drift,
             "vocabulary": vocabulary.size,
             "eos_ids": list(vocabulary.eos_ids),
             "ids_without_text": sum(t is None for t in vocabulary.tokens),
@@ -49,6 +54,8 @@ def doctor(
             "greedy identity": _identity,
             "seeded identity": _seeded,
         }
+        if quantize is not None:
+            checks[f"{quantize} against {str(engine.model.dtype).removeprefix('torch.')}"] = _quantization
         results: dict[str, dict[str, Any]] = {}
         for name, check in checks.items():
             start = time.perf_counter()
@@ -123,6 +130,9 @@ def _drift(engine: Engine) -> str:
     single = torch.cat([model.score([Block(0, [token], want=1)]) for token in ids[16:]])
     model.set_length(0, 0)
     drift = float((block - single).abs().max())
+    if engine.model.quantized and drift:
+        # A float's last bits would be rounded up to whole levels, layer by layer.
+        raise AuditFailure(f"a quantised block differs from its single steps by {drift:.2e}")
     flips = int((block.argmax(-1) != single.argmax(-1)).sum())
     return f"largest logit difference {drift:.2e}, {flips} of 16 argmaxes differ"
 
@@ -146,3 +156,22 @@ def _seeded(engine: Engine) -> str:
     if plain.tokens != fast.tokens:
         raise AuditFailure("speculation changes the sampled text of a fixed seed")
     return f"{len(fast.tokens)} tokens, {fast.speculation.accepted} of {fast.speculation.proposed} drafts accepted"
+
+
+def _quantization(engine: Engine) -> str:
+    """What the quantisation changes on a fixed text: the declared target is another model, and this says how far."""
+    own = load_model(engine.model.name, capacity=1024)
+    ids = engine.model.encode("\n".join(job.text for job in extraction_suite()))[:1000]
+    rows = {}
+    for name, model in (("own", own), ("quantised", engine.model)):
+        model.set_length(0, 0)
+        rows[name] = model.score([Block(0, ids, want=len(ids))])
+        model.set_length(0, 0)
+    following = torch.tensor(ids[1:], device=own.device)
+    before, after = (float(torch.nn.functional.cross_entropy(logits[:-1], following).exp()) for logits in rows.values())
+    difference = float((rows["own"] - rows["quantised"]).abs().mean())
+    kept = float((rows["own"].argmax(-1) == rows["quantised"].argmax(-1)).float().mean())
+    return (
+        f"perplexity {before:.2f} becomes {after:.2f} on {len(ids)} tokens, {kept:.1%} of the argmaxes stay, "
+        f"mean logit difference {difference:.2f}"
+    )

@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from constrained_spec.api import Engine, Options, Result
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
 from constrained_spec.cli.constraint import output_type
+from constrained_spec.config import DEFAULT_GAMMA
 from constrained_spec.errors import ConfigError, RequestError
 
 _CONSTRAINT, _SAMPLING, _SPECULATION = "Constraint", "Sampling", "Speculation"
@@ -54,10 +55,13 @@ def generate(
     drafter: str = typer.Option(
         "auto", help="none, forced, ngram, model, mixture, auto.", rich_help_panel=_SPECULATION
     ),
-    gamma: int = typer.Option(8, help="At most so many drafts a round.", rich_help_panel=_SPECULATION),
+    gamma: int = typer.Option(DEFAULT_GAMMA, help="At most so many drafts a round.", rich_help_panel=_SPECULATION),
     verifier: str = typer.Option("coupling", help="coupling or invariant.", rich_help_panel=_SPECULATION),
     device: str = typer.Option("auto", help="auto, cpu, cuda."),
     dtype: str = typer.Option("auto", help="auto, float32, float16, bfloat16."),
+    quantize: str | None = typer.Option(None, help="int8: another, quicker target (CPU)."),
+    quantize_draft: str | None = typer.Option(None, help="int8: for the draft model.", rich_help_panel=_SPECULATION),
+    threads: int | None = typer.Option(None, help="Pin torch's threads; default: the quickest number."),
     capacity: int | None = typer.Option(None, help="Context limit in tokens."),
     stream: bool = typer.Option(False, help="Print the text as it is committed."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
@@ -86,8 +90,9 @@ def generate(
         quiet_libraries()
         with loading(model) as progress:
             engine = Engine.load(
-                model, draft_model=draft_model, device=device, dtype=dtype, capacity=capacity, progress=progress
-            )
+                model, draft_model=draft_model, device=device, dtype=dtype, capacity=capacity, quantize=quantize,
+                quantize_draft=quantize_draft, threads=threads, progress=progress,
+            )  # fmt: skip
         result: Result[Any] | None = None
         for piece in engine.stream(text if raw else messages, constraint, **options):
             if stream:
@@ -127,6 +132,7 @@ def as_object(result: Result[Any]) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "exactness": result.exactness,
         "seed": result.seed,
+        "target": dataclasses.asdict(result.target),
         "usage": dataclasses.asdict(result.usage),
         "speculation": dataclasses.asdict(result.speculation),
         "timing": dataclasses.asdict(result.timing),

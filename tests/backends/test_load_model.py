@@ -49,7 +49,7 @@ def test_a_local_folder(folder: Path, capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_dtype(folder: Path) -> None:
-    assert load_model(str(folder), device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load_model(str(folder), device="cpu", dtype="bfloat16").dtype == torch.bfloat16
 
 
 def test_a_chat_needs_a_template(folder: Path, tmp_path: Path) -> None:

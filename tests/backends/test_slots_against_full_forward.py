@@ -1,4 +1,7 @@
-"""Every checked architecture: what a slot says after any history equals a fresh full forward of the same tokens."""
+"""Every checked architecture: what a slot says after any history equals a fresh full forward of the same tokens.
+
+The Llama family runs three times: through the stock forward, and through the specialised step with either product.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from constrained_spec.backends import transformers
 from constrained_spec.backends.base import Block
+from constrained_spec.backends.decoder import FAMILY
+from constrained_spec.backends.products import Dense, Maker, Packed
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.errors import ConfigError, RequestError
+from tests.backends.conftest import CONFIGS
 
 TOLERANCE = 2e-5
 SLOTS, CAPACITY = 4, 40
@@ -22,9 +29,14 @@ SLOTS, CAPACITY = 4, 40
 class Pair:
     """A model in slots and an untouched copy of it, run without any cache by transformers' own attention."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, make: Maker | None) -> None:
         self.plain = copy.deepcopy(model)
-        self.slotted = TransformersModel(model, tokenizer, slots=SLOTS, capacity=CAPACITY, name="tiny")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(transformers, "fastest", lambda weight: (make, "chosen by the test"))
+            self.slotted = TransformersModel(
+                model, tokenizer, slots=SLOTS, capacity=CAPACITY, name="tiny", specialise=make is not None
+            )
+        assert self.slotted.path.specialised == (make is not None)
         self.width = self.slotted.vocabulary.size
 
     def full(self, tokens: Sequence[int]) -> Tensor:  # [n, V]
@@ -37,9 +49,19 @@ class Pair:
             self.slotted.set_length(slot, 0)
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_name: str, build_tiny: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast) -> Pair:
-    return Pair(build_tiny(tiny_name), tiny_tokenizer)
+_SPECIAL = [name for name, config in CONFIGS.items() if config.get("model_type", name) in FAMILY]
+STOCK = [pytest.param((name, None), id=name) for name in CONFIGS]
+SPECIALISED = [
+    pytest.param((name, make), id=f"{name}-{make.__name__}") for name in _SPECIAL for make in (Dense, Packed)
+]
+
+
+@pytest.fixture(scope="module", params=[*STOCK, *SPECIALISED])
+def pair(
+    request: pytest.FixtureRequest, build_tiny: Callable[..., PreTrainedModel], tiny_tokenizer: PreTrainedTokenizerFast
+) -> Pair:
+    name, make = request.param
+    return Pair(build_tiny(name), tiny_tokenizer, make)
 
 
 def close(a: Tensor, b: Tensor) -> None:
@@ -187,8 +209,10 @@ def test_the_result_belongs_to_the_caller(pair: Pair) -> None:
     assert pair.slotted.score([Block(2, [5, 6], want=0)]).shape == (0, pair.width)
 
 
+@pytest.mark.parametrize("pair", STOCK, indirect=True)
 def test_the_model_still_generates_by_itself(pair: Pair) -> None:
     """The attention function put into the model obeys transformers' own conventions, padding included."""
+    assert pair.slotted.model is not None
     prompts = torch.tensor([[0, 0, 0, 5, 9, 11, 7, 8], [21, 22, 23, 24, 25, 26, 27, 28]])
     seen = (prompts != 0).long()
     with torch.no_grad():
@@ -201,10 +225,14 @@ def test_the_model_still_generates_by_itself(pair: Pair) -> None:
     assert torch.equal(*runs)
 
 
-def test_memory_and_digest(pair: Pair, build_tiny: Callable[..., PreTrainedModel], tiny_name: str) -> None:
+@pytest.mark.parametrize("pair", STOCK, indirect=True)
+def test_memory_and_digest(
+    pair: Pair, build_tiny: Callable[..., PreTrainedModel], request: pytest.FixtureRequest
+) -> None:
+    tiny_name = request.node.callspec.params["pair"][0]
     model = pair.slotted
     before = model.memory()
-    layers = model.model.config.num_hidden_layers
+    layers = model.config.num_hidden_layers
     assert before["kv"] >= 2 * layers * SLOTS * CAPACITY * 4 and before["weights"] > 0
     model.score([Block(0, [5] * 8, want=1)])
     pair.clear()

@@ -22,7 +22,7 @@ SPECIAL = {
 
 @pytest.fixture(scope="module")
 def model() -> TransformersModel:
-    return load_model("smollm2-135m", device="cpu", slots=2, capacity=256)
+    return load_model("smollm2-135m", device="cpu", slots=2, capacity=256, specialise=False)
 
 
 def test_the_cache_is_whole() -> None:
@@ -74,6 +74,7 @@ def test_chat_template(model: TransformersModel) -> None:
 
 def test_slots_against_a_full_forward(model: TransformersModel) -> None:
     ids = model.chat_prompt([{"role": "user", "content": "Name three animals that live in Africa."}])
+    assert model.model is not None
     with torch.no_grad():
         full = model.model(torch.tensor([ids]), use_cache=False).logits[0]
     cut = len(ids) - 9

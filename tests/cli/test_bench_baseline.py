@@ -7,6 +7,7 @@ import torch
 
 from constrained_spec.api import Engine
 from constrained_spec.backends import attention
+from constrained_spec.backends.load import load_model
 from constrained_spec.cli.baseline import PrefixMask, stock_attention
 from constrained_spec.cli.suite import extraction_suite
 from constrained_spec.grammars.compile import Choice, compile_constraint
@@ -41,10 +42,12 @@ def test_the_mask_is_a_function_of_the_prefix(engine: Engine) -> None:
     assert not scores.any()
 
 
-def test_transformers_runs_with_its_own_attention(engine: Engine) -> None:
-    config = engine.model.model.config
+def test_transformers_runs_with_its_own_attention() -> None:
+    model = load_model("smollm2-135m", capacity=1, specialise=False).model
+    assert model is not None
+    config = model.config
     assert config._attn_implementation == attention.NAME
-    with stock_attention(engine.model.model):
+    with stock_attention(model):
         assert config._attn_implementation == "sdpa"
     assert config._attn_implementation == attention.NAME
 

@@ -22,12 +22,12 @@ def _load_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def _cached(name: str, capacity: int | None) -> Engine:
-    return _LOAD(name, capacity=capacity)
+def _cached(name: str, capacity: int | None, quantize: str | None) -> Engine:
+    return _LOAD(name, capacity=capacity, quantize=quantize)
 
 
-def _load(name: str, *, capacity: int | None = None, **options: object) -> Engine:
-    return _cached(name, capacity)
+def _load(name: str, *, capacity: int | None = None, quantize: str | None = None, **options: object) -> Engine:
+    return _cached(name, capacity, quantize)
 
 
 _LOAD = Engine.load
@@ -147,6 +147,37 @@ def test_doctor_finds_the_installation_sound() -> None:
     report = json.loads(result.stdout)
     assert all(check["ok"] for check in report["checks"].values())
     assert report["eos_ids"] == [0, 2]
+
+
+@pytest.mark.model
+def test_doctor_says_what_int8_changes() -> None:
+    result = runner.invoke(app, ["doctor", "--quantize", "int8", "--json"])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert all(check["ok"] for check in report["checks"].values())
+    assert report["numerics"] == "int8" and report["memory"]["weights"] < 200_000_000
+    assert "perplexity" in report["checks"]["int8 against float32"]["detail"]
+    assert report["checks"]["block against single steps"]["detail"].startswith("largest logit difference 0.00e+00")
+
+
+@pytest.mark.model
+def test_generate_says_whose_law_it_followed() -> None:
+    for extra, numerics in (([], "float32"), (["--quantize", "int8"], "int8")):
+        result = runner.invoke(app, ["generate", "--choice", "a", "--choice", "b", "--json", *extra, "a or b?"])
+        target = json.loads(result.stdout)["target"]
+        assert (target["name"], target["numerics"]) == ("smollm2-135m", numerics)
+        assert (target["weights"] is None) == (not extra)
+
+
+@pytest.mark.model
+def test_bench_step_prints_the_table() -> None:
+    result = runner.invoke(app, ["bench", "step", "--json", "--repeats", "3"])
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["step"]["specialised"] is True
+    for path in ("ours", "stock"):
+        assert set(report[path]) == {"1", "2", "4", "8", "16", "32"} and min(report[path].values()) > 0
+    assert 0 < report["non_matmul_share"] < 1
 
 
 @pytest.mark.model

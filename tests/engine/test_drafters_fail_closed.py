@@ -142,15 +142,16 @@ def test_context_room_caps_the_block() -> None:
 def test_the_ngram_index_is_incremental_and_rolls_back() -> None:
     history = History([5, 6, 7, 5, 6])
     index = NgramIndex(history, 3)
-    assert index.lookup([5, 6]) == 2  # after the first (5, 6) came the 7 at index 2
-    assert index.lookup([9, 5]) == 4  # the latest 5 was followed by the 6 at index 4
-    assert index.lookup([9]) is None
+    assert [*index.matches([5, 6])] == [2, 2]  # after the first (5, 6), and the first 6, came the 7 at index 2
+    assert [*index.matches([5, 6], shortest=2)] == [2]
+    assert [*index.matches([9, 5])] == [4]  # the latest 5 was followed by the 6 at index 4
+    assert [*index.matches([9])] == []
     before, mark = index.fingerprint(), index.mark()
     for token in (7, 8, 5):
         index.advance(token)
         history.append(token)
     assert index.fingerprint() == NgramIndex(History([5, 6, 7, 5, 6, 7, 8, 5]), 3).fingerprint()
-    assert index.lookup([5, 6, 7]) == 6
+    assert next(index.matches([5, 6, 7])) == 6
     index.rollback(mark)
     history.truncate(5)
     assert index.fingerprint() == before

@@ -1,0 +1,412 @@
+"""The specialised step: a decoder of the Llama family computed straight into the slots.
+
+What transformers computes module by module, with the costs between the products gone: queries, keys and values are one
+product, the rotation is one complex multiplication by a table, keys and values go to their slot in one copy, query
+heads that share a key head read it in place, a mask exists only where not everything is visible, and the output product
+sees the wanted rows only. Blocks of different lengths are one list of tokens: no padding.
+
+It takes the weights over from the model, one by one: nothing is held twice. Whether it computes what transformers
+computes is measured before that, see ``TransformersModel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from constrained_spec.backends.base import Block
+from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product
+from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, ancestors, depths
+from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
+from constrained_spec.errors import RequestError
+
+FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # the frequencies do not depend on the length
+MAX_BLOCK = 256  # tokens of one sequence in one forward: bounds the mask and the activations of a long prompt
+_BUCKET = 64  # keys a row-wise query reads: its end is rounded up to a multiple
+
+
+def unspecialisable(model: PreTrainedModel) -> str | None:
+    """Why this model must run through its stock forward, None if it need not."""
+    config = model.config
+    if config.model_type not in FAMILY:
+        return f"architecture {config.model_type}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"position encoding {rope.get('rope_type')}"
+    if len({(p.dtype, p.device) for p in model.parameters()}) > 1:
+        return "weights of several dtypes or devices"
+    for layer in model.model.layers:
+        parts = [*_attention(layer), layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj]
+        if any(type(part) is not nn.Linear for part in (*parts, layer.mlp.down_proj)):
+            return "linear layers that are not torch's own"
+    if type(model.lm_head) is not nn.Linear:
+        return "an output layer that is not torch's own"
+    return None
+
+
+def _attention(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    a = layer.self_attn
+    return a.q_proj, a.k_proj, a.v_proj
+
+
+class Mlp:
+    """``W_down (silu(W_gate x) * W_up x)``."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, make: Maker) -> None:
+        self.down = make(down.weight.detach(), _bias(down))
+        # oneDNN multiplies while it stores, so there two products are cheaper than one and a pass over the result.
+        self.split: tuple[Packed, Packed] | None = None
+        self.joint: Product | None = None
+        if make is Packed:
+            self.split = Packed(gate.weight.detach(), _bias(gate)), Packed(up.weight.detach(), _bias(up))
+        else:
+            self.joint = make(*_stacked([gate, up]))
+
+    def onto(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self.split is not None:
+            gate, up = self.split
+            inner = up.times(x, gate.silu(x))
+        else:
+            assert self.joint is not None
+            opened, values = self.joint(x).chunk(2, -1)
+            inner = nn.functional.silu(opened).mul_(values)
+        return self.down.onto(inner, residual)
+
+    def tensors(self) -> dict[str, Tensor]:
+        if self.split is not None:
+            gate, up = (p.tensors() for p in self.split)
+        else:
+            assert self.joint is not None
+            both = {name: t.chunk(2) for name, t in self.joint.tensors().items()}
+            gate, up = ({name: pair[i] for name, pair in both.items()} for i in (0, 1))
+        named = {"gate_proj": gate, "up_proj": up, "down_proj": self.down.tensors()}
+        return {f"mlp.{part}.{name}": t for part, found in named.items() for name, t in found.items()}
+
+    def nbytes(self) -> int:
+        return sum(p.nbytes() for p in (self.down, *(self.split or ()), self.joint) if p is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. The two halves of a head are interleaved in ``qkv``: pairs that rotate lie side by side."""
+
+    norm: Tensor  # [hidden]
+    qkv: Product
+    head_norms: tuple[Tensor, Tensor] | None  # [head_dim] each, of queries and keys (Qwen 3)
+    out: Product
+    mlp_norm: Tensor
+    mlp: Mlp
+    slots: SlotLayer
+
+    def nbytes(self) -> int:
+        norms = (self.norm, self.mlp_norm, *(self.head_norms or ()))
+        return self.qkv.nbytes() + self.out.nbytes() + self.mlp.nbytes() + sum(int(t.nbytes) for t in norms)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One block in a forward: rows ``rows`` of the token list, written to places start … end of the slot."""
+
+    slot: int
+    rows: slice
+    start: int
+    end: int
+    views: dict[str, tuple[int, int, Tensor | None]]  # per layer kind: keys low … high, and the additive mask
+
+
+class Decoder:
+    """Weights and forward. Holds no per-sequence state: keys, values and lengths are the cache's."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, make: Maker | None = None) -> None:
+        """With ``make`` the model's weights are taken over, layer by layer, and it cannot run any more; without, this
+        is a trial on the weights where they are.
+        """
+        config = model.config
+        self._cache = cache
+        self._dim: int = model.model.layers[0].self_attn.head_dim
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._groups = self._heads // self._kv_heads
+        self._epsilon: float = config.rms_norm_eps
+        self._window: int | None = getattr(config, "sliding_window", None)
+        self._kinds = tuple(sorted({layer.kind for layer in cache.slot_layers}))
+        self._dtype: torch.dtype = model.dtype
+        self._device: torch.device = model.device
+        self._vocabulary: int = model.lm_head.weight.shape[0]
+        self._rotation = _rotation(model, cache.capacity, self._dim)
+        self._head_order = _interleaved(self._heads + self._kv_heads, self._kv_heads, self._dim)
+        # Rows of a quantised block must not depend on the block, so each query gets an attention of its own.
+        self._row_wise = make is Int8
+        self._norm: Tensor = model.model.norm.weight.detach()
+        embedding: nn.Embedding = model.model.embed_tokens
+        head: nn.Linear = model.lm_head
+        self.tied = head.weight is embedding.weight
+        rows = embedding.weight.detach()
+        self.layers: Sequence[Layer] | _Lazily
+        if make is None:
+            self.layers = _Lazily(model, cache, lambda i: self._layer(model, i, Dense))
+            self._head: Product = Dense(head.weight.detach(), _bias(head))
+            self._table: Table = Plain(rows, self._dtype)
+            return
+        taken = []
+        for i, stock in enumerate(model.model.layers):
+            taken.append(self._layer(model, i, make))
+            for part in stock.modules():
+                if isinstance(part, nn.Linear):
+                    # Replaced, not emptied: other holders of the tensor keep it.
+                    part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+        self.layers = taken
+        self._head = make(head.weight.detach(), _bias(head))
+        if not self.tied or isinstance(self._head, Dense):
+            self._table = Plain(rows, self._dtype)
+        else:
+            self._table = Quantized(self._head, self._dtype) if isinstance(self._head, Int8) else narrowest(rows)
+            embedding.weight = nn.Parameter(rows.new_empty(0), requires_grad=False)
+        head.weight = nn.Parameter(rows.new_empty(0), requires_grad=False)
+
+    # ---- forward --------------------------------------------------------------------------------------------------
+
+    def score(self, blocks: Sequence[Block]) -> Tensor:
+        """See ``LanguageModel.score``. Raises ``RequestError`` if a block does not fit into its slot."""
+        starts = self._cache.reserve(blocks)
+        pieces: list[list[Tensor]] = [[] for _ in blocks]
+        with torch.inference_mode():
+            for wave in _waves(blocks, starts):
+                rows = self._rows([part for _, part, _ in wave], [start for _, _, start in wave])
+                for (i, _, _), piece in zip(wave, rows.split([part.want for _, part, _ in wave]), strict=True):
+                    pieces[i].append(piece)
+        # Made outside inference mode, the result is an ordinary tensor that its owner may edit.
+        with torch.no_grad():
+            hidden = torch.cat([piece for found in pieces for piece in found])
+            logits = self._head(hidden) if len(hidden) else hidden.new_empty(0, self._vocabulary)
+        self._cache.grow(blocks)
+        return logits.float()
+
+    def _rows(self, blocks: Sequence[Block], starts: Sequence[int]) -> Tensor:
+        """Final hidden states [sum of want, hidden] of one forward."""
+        ids = torch.tensor([t for b in blocks for t in b.tokens], device=self._device)
+        segments, places = self._segments(blocks, starts)
+        rotation = self._rotation[places]
+        x: Tensor = self._table(ids)
+        width = (x.shape[1],)
+        for layer in self.layers:
+            attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, segments)
+            x = layer.out.onto(attended, x)
+            x = layer.mlp.onto(_rms(x, width, layer.mlp_norm, self._epsilon), x)
+        last = [x[s.rows.stop - b.want : s.rows.stop] for s, b in zip(segments, blocks, strict=True)]
+        return _rms(torch.cat(last) if len(last) > 1 else last[0], width, self._norm, self._epsilon)
+
+    def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """x [N, hidden] -> [N, heads * head_dim]; writes keys and values."""
+        turning = self._heads + self._kv_heads
+        qkv = layer.qkv(x).view(len(x), turning + self._kv_heads, self._dim)
+        if layer.head_norms is not None:
+            for part, norm in zip((slice(0, self._heads), slice(self._heads, turning)), layer.head_norms, strict=True):
+                qkv[:, part] = _rms(qkv[:, part], (self._dim,), norm, self._epsilon)
+        _rotate(qkv[:, :turning], rotation)
+        out = torch.empty(len(x), self._heads, self._dim, dtype=x.dtype, device=x.device)
+        for s in segments:
+            both = layer.slots.both[s.slot]  # [2, kv heads, capacity, head dim]
+            new = qkv[s.rows, self._heads :].unflatten(1, (2, self._kv_heads))
+            both[:, :, s.start : s.end] = new.permute(1, 2, 0, 3)
+            low, high, mask = s.views[layer.slots.kind]
+            self._read(qkv[s.rows, : self._heads], both[:, None, :, low:high], mask, out[s.rows])
+        return out.flatten(1)
+
+    def _read(self, query: Tensor, both: Tensor, mask: Tensor | None, out: Tensor) -> None:
+        """Attention of n queries [n, heads, dim] over keys and values [2, 1, kv heads, K, dim], into ``out``."""
+        n = len(query)
+        if self._row_wise:
+            # [n, kv heads, groups, dim]: the batch is the queries, and all share the keys.
+            folded = query.unflatten(1, (self._kv_heads, self._groups))
+            both = both.expand(-1, n, -1, -1, -1)
+            got = nn.functional.scaled_dot_product_attention(folded, both[0], both[1], attn_mask=mask)
+            out.copy_(got.reshape(n, self._heads, self._dim))
+            return
+        # [1, kv heads, groups * n, dim]: query head h belongs to key head h // groups.
+        folded = query.transpose(0, 1).reshape(1, self._kv_heads, self._groups * n, self._dim)
+        got = nn.functional.scaled_dot_product_attention(folded, both[0], both[1], attn_mask=mask)
+        out.copy_(got.reshape(self._heads, n, self._dim).transpose(0, 1))
+
+    def _segments(self, blocks: Sequence[Block], starts: Sequence[int]) -> tuple[list[Segment], list[int]]:
+        """What each block reads and writes, and the position of every token."""
+        out: list[Segment] = []
+        places: list[int] = []
+        at = 0
+        for block, start in zip(blocks, starts, strict=True):
+            n = len(block.tokens)
+            own = range(start, start + n) if block.parents is None else [start + d for d in depths(block.parents)]
+            views = {kind: self._view(block, start, list(own), kind) for kind in self._kinds}
+            out.append(Segment(block.slot, slice(at, at + n), start, start + n, views))
+            places += own
+            at += n
+        return out, places
+
+    def _view(self, block: Block, start: int, own: list[int], kind: str) -> tuple[int, int, Tensor | None]:
+        window = self._window if kind == SLIDING else None
+        n, end = len(own), start + len(own)
+        # No query stands before ``start``, so nothing below low is in any window.
+        low = 0 if window is None else max(0, start - window + 1)
+        if n == 1 and not self._row_wise:
+            return low, end, None
+        high = min(self._cache.capacity, -(-end // _BUCKET) * _BUCKET) if self._row_wise else end
+        if self._row_wise:
+            low = low // _BUCKET * _BUCKET
+        keys = torch.arange(low, high, device=self._device)
+        queries = torch.tensor(own, device=self._device).unsqueeze(1)
+        visible = keys <= queries  # [n, K]
+        if window is not None:
+            visible &= keys > queries - window
+        if block.parents is not None:
+            # Places of a tree are not positions: only ancestors are visible, and the window counts depths.
+            seen = ancestors(block.parents)
+            if window is not None:
+                depth = torch.tensor(depths(block.parents))
+                seen &= depth[:, None] - depth[None, :] < window
+            visible[:, start - low :] = False
+            visible[:, start - low : start - low + n] = seen.to(self._device)
+        # The lowest finite value, not -inf: it underflows to a weight of exactly 0 and never makes a NaN.
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
+        if self._row_wise:
+            return low, high, mask[:, None, None, :].expand(n, 1, self._groups, -1)
+        return low, high, mask.repeat(self._groups, 1)[None, None]
+
+    # ---- facts ----------------------------------------------------------------------------------------------------
+
+    def nbytes(self) -> int:
+        tail = self._head.nbytes() + self._norm.nbytes + self._rotation.nbytes
+        table = 0 if self.tied and isinstance(self._head, Dense) else self._table.nbytes()
+        return sum(layer.nbytes() for layer in self.layers) + tail + table
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What defines the model, by the names of transformers and in their order; each is made when its turn comes."""
+        head = self._head.tensors()
+        if "bias" in head:
+            yield "lm_head.bias", head.pop("bias")
+        # transformers names a tied weight once, as the embedding's.
+        owner = "model.embed_tokens" if self.tied else "lm_head"
+        yield from ((f"{owner}.{name}", tensor) for name, tensor in sorted(head.items()))
+        if not self.tied:
+            yield "model.embed_tokens.weight", self._table(torch.arange(self._vocabulary, device=self._device))
+        for i, layer in sorted(enumerate(self.layers), key=lambda pair: f"{pair[0]}."):
+            yield from ((f"model.layers.{i}.{name}", tensor) for name, tensor in sorted(self._stock(layer).items()))
+        yield "model.norm.weight", self._norm
+
+    def _stock(self, layer: Layer) -> dict[str, Tensor]:
+        """The tensors of transformers' layer that ``layer`` was made from."""
+        back = torch.argsort(self._head_order)
+        sizes = [heads * self._dim for heads in (self._heads, self._kv_heads, self._kv_heads)]
+        found = {"input_layernorm.weight": layer.norm, "post_attention_layernorm.weight": layer.mlp_norm}
+        for name, joint in layer.qkv.tensors().items():
+            for part, tensor in zip(("q_proj", "k_proj", "v_proj"), joint[back].split(sizes), strict=True):
+                found[f"self_attn.{part}.{name}"] = tensor
+        found |= {f"self_attn.o_proj.{name}": tensor for name, tensor in layer.out.tensors().items()}
+        for part, norm in zip(("q_norm", "k_norm"), layer.head_norms or (), strict=False):
+            found[f"self_attn.{part}.weight"] = norm[torch.argsort(self._head_order[: self._dim])]
+        return found | layer.mlp.tensors()
+
+    # ---- building -------------------------------------------------------------------------------------------------
+
+    def _layer(self, model: PreTrainedModel, index: int, make: Maker) -> Layer:
+        stock = model.model.layers[index]
+        a = stock.self_attn
+        weight, bias = _stacked(_attention(stock))
+        rows = self._head_order
+        order = rows[: self._dim]
+        norms = None
+        if hasattr(a, "q_norm"):
+            norms = a.q_norm.weight.detach()[order], a.k_norm.weight.detach()[order]
+        return Layer(
+            norm=stock.input_layernorm.weight.detach(),
+            qkv=make(weight[rows], None if bias is None else bias[rows]),
+            head_norms=norms,
+            out=make(a.o_proj.weight.detach(), _bias(a.o_proj)),
+            mlp_norm=stock.post_attention_layernorm.weight.detach(),
+            mlp=Mlp(stock.mlp.gate_proj, stock.mlp.up_proj, stock.mlp.down_proj, make),
+            slots=self._cache.slot_layers[index],
+        )
+
+
+class _Lazily:
+    """The layers of a trial, one at a time: never two copies of all weights."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, build: Callable[[int], Layer]) -> None:
+        self._count, self._build = len(cache.slot_layers), build
+
+    def __iter__(self) -> Iterator[Layer]:
+        return (self._build(i) for i in range(self._count))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _bias(linear: nn.Linear) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
+
+
+def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights one under the other, and biases if any has one."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    if all(linear.bias is None for linear in linears):
+        return weight, None
+    found = [w.new_zeros(w.shape[0]) if b is None else b for w, b in ((x.weight, _bias(x)) for x in linears)]
+    return weight, torch.cat(found)
+
+
+def _interleaved(turning: int, still: int, dim: int) -> Tensor:
+    """Order of the output features of the joint product: in every head that rotates, i and i + dim/2 side by side.
+
+    Scores are sums over a head's features, so the order, shared by queries and keys, changes none.
+    """
+    pairs = torch.arange(dim).view(2, dim // 2).t().flatten()
+    heads = torch.arange(turning).unsqueeze(1) * dim + pairs
+    return torch.cat([heads.flatten(), torch.arange(turning * dim, (turning + still) * dim)])
+
+
+def _rotation(model: PreTrainedModel, capacity: int, dim: int) -> Tensor:
+    """Complex [capacity, 1, dim / 2]: the rotation of each position, from the model's own module."""
+    places = torch.arange(capacity, device=model.device)[None]
+    with torch.no_grad():
+        cos, sin = model.model.rotary_emb(torch.zeros(1, device=model.device, dtype=torch.float32), places)
+    return torch.complex(cos[0, :, : dim // 2].float(), sin[0, :, : dim // 2].float()).unsqueeze(1)
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> None:
+    """Turn the pairs of x [N, heads, dim] by rotation [N, 1, dim / 2], in place."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    turned = torch.view_as_real(pairs.mul_(rotation)).flatten(-2)
+    if x.dtype != torch.float32:
+        x.copy_(turned)
+
+
+def _rms(x: Tensor, shape: tuple[int, ...], weight: Tensor, epsilon: float) -> Tensor:
+    return nn.functional.rms_norm(x, shape, weight, epsilon)
+
+
+def _waves(blocks: Sequence[Block], starts: Sequence[int]) -> Iterator[list[tuple[int, Block, int]]]:
+    """Forwards that write all blocks, long ones part by part: (index of the block, its part, where it starts)."""
+    longest = max(len(b.tokens) for b in blocks)
+    if longest <= MAX_BLOCK:
+        yield [(i, block, start) for i, (block, start) in enumerate(zip(blocks, starts, strict=True))]
+        return
+    for at in range(0, longest, MAX_BLOCK):
+        wave = []
+        for i, (block, start) in enumerate(zip(blocks, starts, strict=True)):
+            n = len(block.tokens)
+            if block.parents is not None and n > MAX_BLOCK:
+                raise RequestError(f"a tree block has at most {MAX_BLOCK} tokens, not {n}", param="gamma")
+            tokens = block.tokens[at : at + MAX_BLOCK]
+            if tokens:
+                stop = at + len(tokens)
+                want = max(0, min(len(tokens), stop - (n - block.want)))
+                wave.append((i, Block(block.slot, tokens, want, block.parents), start + at))
+        yield wave
