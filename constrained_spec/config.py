@@ -9,7 +9,8 @@ from typing import Literal
 
 from constrained_spec.errors import ConfigError
 
-VERIFIERS = ("coupling", "invariant")
+VERIFIERS = ("coupling", "block", "invariant", "typical")
+APPROXIMATE = frozenset({"typical"})  # verifiers that change the law
 DRAFTERS = ("none", "forced", "ngram", "model", "mixture", "auto")
 DEFAULT_GAMMA = 16
 MAX_GAMMA = 64
@@ -88,7 +89,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """How to propose and verify. No value here can change the law of the output, only its cost."""
+    """How to propose and verify. Only a verifier of ``APPROXIMATE`` changes the law of the output, and says so."""
 
     drafter: str = "auto"
     gamma: int = DEFAULT_GAMMA

@@ -14,7 +14,7 @@ from constrained_spec.api.result import Piece, Result, SpeculationReport, Target
 from constrained_spec.backends.load import load_model
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.coins import Coins
-from constrained_spec.config import DEFAULT_GAMMA, Sampling, Speculation
+from constrained_spec.config import APPROXIMATE, DEFAULT_GAMMA, Sampling, Speculation
 from constrained_spec.drafters.base import Drafter
 from constrained_spec.drafters.forced import ForcedDrafter
 from constrained_spec.drafters.mixture import MixtureDrafter
@@ -269,12 +269,13 @@ class Engine:
                 # A stop string may cut a value short, and a type may check more than its schema says.
                 parse_error = str(error)
         c = s.counts
+        approximate = request.speculation.verifier in APPROXIMATE and not s.sampling.greedy
         return Result(
             text=text,
             parsed=parsed,
             tokens=tuple(s.output),
             finish_reason=s.finish_reason,
-            exactness="exact",
+            exactness="approximate" if approximate else "exact",
             usage=Usage(s.history.prompt_length, s.history.output_length),
             speculation=SpeculationReport(
                 drafter=request.drafter if isinstance(request.drafter, str) else request.drafter.name,

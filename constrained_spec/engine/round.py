@@ -18,7 +18,7 @@ from constrained_spec.errors import DeadEndError
 from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.sequence import Sequence, TokenLogprob
 from constrained_spec.state.transaction import Commit, Transaction
-from constrained_spec.verify import Verdict, coupling, gumbel_choices, match
+from constrained_spec.verify import Coupling, Verdict, block, coupling, gumbel_choices, match, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Row:
     sequence: Sequence
     drafter: Drafter | None
     gamma: int
-    verifier: str  # "coupling" or "invariant"
+    verifier: str  # one of config.VERIFIERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +129,38 @@ def _verify(rows: Seq[Row], proposals: Seq[Proposal], processed: Processed, star
     if all(r.sequence.sampling.greedy for r in rows):
         return match(processed.choices(), start, draft, lengths)
     probabilities = processed.probabilities()
-    invariant = [r.verifier == "invariant" for r in rows]
-    if all(invariant):
-        return match(_invariant_choices(proposals, probabilities), start, draft, lengths)
-    verdict = _couple(proposals, probabilities, start, draft, lengths)
-    if any(invariant):
-        other = match(_invariant_choices(proposals, probabilities), start, draft, lengths)
-        pick = torch.tensor(invariant, device=device)
+    verdict: Verdict | None = None
+    for kind in sorted({r.verifier for r in rows}):
+        if kind == "invariant":
+            own = match(_invariant_choices(proposals, probabilities), start, draft, lengths)
+        elif kind == "typical":
+            own = typical(probabilities, start, draft, lengths, _draw_coins(proposals, device))
+        else:
+            judge = {"coupling": coupling, "block": block}[kind]
+            own = _couple(judge, proposals, probabilities, start, draft, lengths)
+        if verdict is None:
+            verdict = own
+            continue
+        pick = torch.tensor([r.verifier == kind for r in rows], device=device)
         verdict = Verdict(
-            torch.where(pick, other.accepted, verdict.accepted), torch.where(pick, other.token, verdict.token)
+            torch.where(pick, own.accepted, verdict.accepted), torch.where(pick, own.token, verdict.token)
         )
+    assert verdict is not None
     return verdict
 
 
-def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, lengths: Tensor) -> Verdict:
+def _draw_coins(proposals: Seq[Proposal], device: torch.device) -> Tensor:
+    """One draw per round: the recovered or the bonus token, never both. [B] float64."""
+    coins = [p.sequence.coins.uniform(Role.RECOVER, p.round, p.first) for p in proposals]
+    return torch.tensor(coins, dtype=torch.float64, device=device)
+
+
+def _couple(
+    judge: Coupling, proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, lengths: Tensor
+) -> Verdict:
     gamma = draft.shape[1]
     q_rows: list[Tensor] = []
-    q_index, accept, draw = [], [], []
+    q_index, accept = [], []
     for proposal in proposals:
         s, n = proposal.sequence, len(proposal.tokens)
         index = []
@@ -156,10 +171,8 @@ def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, l
         q_index.append(index + [-1] * (gamma - n))
         coins = s.coins.uniforms(Role.ACCEPT, proposal.round, proposal.first, n).tolist() if n else []
         accept.append(coins + [0.0] * (gamma - n))
-        # One draw per round: the recovered or the bonus token, never both.
-        draw.append(s.coins.uniform(Role.RECOVER, proposal.round, proposal.first))
     device = p.device
-    return coupling(
+    return judge(
         p,
         start,
         draft,
@@ -167,7 +180,7 @@ def _couple(proposals: Seq[Proposal], p: Tensor, start: Tensor, draft: Tensor, l
         torch.stack(q_rows) if q_rows else None,
         torch.tensor(q_index, dtype=torch.long, device=device).view(draft.shape),
         torch.tensor(accept, dtype=torch.float64, device=device).view(draft.shape),
-        torch.tensor(draw, dtype=torch.float64, device=device),
+        _draw_coins(proposals, device),
     )
 
 

@@ -5,6 +5,7 @@ sampled from any q or guessed, the committed tokens have exactly the law of draw
 
 - `coupling` keeps x ~ q with chance min(1, p(x)/q(x)) and otherwise draws from norm((p - q)+), so that token z comes
   out with chance min(p(z), q(z)) + (p(z) - q(z))+ = p(z); a guess is the case q = 1 at x;
+- `block` judges the whole block by the same two weights, and keeps at least as much of it;
 - `match` emits the target's own choice at every place: the largest logit (`greedy_choices`), or the largest
   log p + g with noise g keyed by position (`gumbel_choices`), which makes the text the same for every drafter.
 
@@ -13,12 +14,13 @@ sampled from any q or guessed, the committed tokens have exactly the law of draw
 
 from __future__ import annotations
 
+from constrained_spec.verify.block import block, block_chances
 from constrained_spec.verify.chi_square import chi_square
 from constrained_spec.verify.coupling import coupling
 from constrained_spec.verify.draws import inverse_cdf
 from constrained_spec.verify.gumbel import gumbel_joint
 from constrained_spec.verify.integrate import Coupling, coin_grid, integrate
-from constrained_spec.verify.law import RULES, Branch, Round, Rule, law, round_of
+from constrained_spec.verify.law import RULES, Branch, Round, Rule, block_round, law, round_of
 from constrained_spec.verify.match import greedy_choices, gumbel_choices, match
 from constrained_spec.verify.theory import (
     acceptance,
@@ -29,6 +31,7 @@ from constrained_spec.verify.theory import (
     residual,
     total_variation,
 )
+from constrained_spec.verify.typical import typical, typical_threshold
 from constrained_spec.verify.verdict import Verdict
 from constrained_spec.verify.world import Distribution, Draft, Prefix, World, distance, one_hot, target_law
 
@@ -44,6 +47,9 @@ __all__ = [
     "Verdict",
     "World",
     "acceptance",
+    "block",
+    "block_chances",
+    "block_round",
     "chi_square",
     "coin_grid",
     "coupling",
@@ -64,4 +70,6 @@ __all__ = [
     "round_of",
     "target_law",
     "total_variation",
+    "typical",
+    "typical_threshold",
 ]

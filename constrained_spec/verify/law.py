@@ -16,6 +16,7 @@ from torch import Tensor
 from constrained_spec.errors import ConfigError
 from constrained_spec.verify.gumbel import gumbel_joint
 from constrained_spec.verify.theory import acceptance, residual
+from constrained_spec.verify.typical import typical_threshold
 from constrained_spec.verify.world import Distribution, Prefix, World, one_hot
 
 
@@ -81,12 +82,63 @@ def greedy_rule(p: Distribution, q: Distribution) -> list[Branch]:
     return [Branch(x, x == best, best, chance) for x, chance in enumerate(q) if chance > 0]
 
 
+def block_round(world: World, prefix: Prefix, gamma: int, room: int) -> Iterator[tuple[Prefix, float]]:
+    """Block verification (Sun et al. 2024) by its definition, over every drafted block. See `verify.block`."""
+
+    def drafts(at: Prefix, left: int) -> Iterator[tuple[Prefix, list[Distribution], float]]:
+        proposed = world.draft(at) if left else None
+        if proposed is None:
+            yield (), [], 1.0
+            return
+        q = one_hot(proposed, world.vocab) if isinstance(proposed, int) else proposed
+        for x, chance in enumerate(q):
+            if chance > 0:
+                for tail, sources, weight in drafts((*at, x), left - 1):
+                    yield (x, *tail), [q, *sources], chance * weight
+
+    for tokens, sources, weight in drafts(prefix, gamma):
+        targets = [world.target((*prefix, *tokens[:i])) for i in range(len(tokens) + 1)]
+        share = [1.0]
+        for x, p, q in zip(tokens, targets, sources, strict=False):
+            share.append(min(1.0, share[-1] * p[x] / q[x]))
+        unkept = weight
+        for i in range(len(tokens), -1, -1):
+            if i == len(tokens):
+                keep, left = share[i], list(targets[i])
+            else:
+                left = [max(share[i] * a - b, 0.0) for a, b in zip(targets[i], sources[i], strict=True)]
+                mass = sum(left)
+                whole = mass + 1 - share[i]
+                keep = mass / whole if whole > 1e-15 else 1.0
+            if i == 0:
+                keep = 1.0  # no token kept is what remains
+            mass = sum(left)
+            if mass > 0:
+                for y, part in enumerate(left):
+                    if part > 0:
+                        yield (*tokens[:i], y)[:room], unkept * keep * part / mass
+            elif keep > 0:
+                for y, part in enumerate(targets[i]):
+                    if part > 0:
+                        yield (*tokens[:i], y)[:room], unkept * keep * part
+            unkept *= 1 - keep
+
+
+def typical_rule(p: Distribution, q: Distribution) -> list[Branch]:
+    """APPROXIMATE: keeps what is likely enough, else draws from p. See `verify.typical`."""
+    least = float(typical_threshold(torch.tensor(p, dtype=torch.float64)))
+    kept = [Branch(x, True, x, chance) for x, chance in enumerate(q) if chance > 0 and p[x] > least]
+    cut = [x for x, chance in enumerate(q) if chance > 0 and p[x] <= least]
+    return kept + [Branch(x, False, y, q[x] * r) for x in cut for y, r in enumerate(p) if r > 0]
+
+
 RULES: dict[str, Rule] = {
     "coupling": coupling_rule,
     "full-p-repair": full_p_repair_rule,
     "greedy": greedy_rule,
     "invariant": invariant_rule,
     "point": point_rule,
+    "typical": typical_rule,
 }
 
 
@@ -125,9 +177,12 @@ def law(world: World, verifier: str | Round, gamma: int, length: int) -> dict[Pr
     ``verifier`` is a name in ``RULES`` or a round of one's own. The last block is trimmed. Raises ``ConfigError`` for
     an unknown name.
     """
+    if verifier == "block":
+        verifier = block_round
     if isinstance(verifier, str):
         if verifier not in RULES:
-            raise ConfigError(f"unknown verifier {verifier!r}", param="verifier", hint=f"one of {', '.join(RULES)}")
+            known = ", ".join((*RULES, "block"))
+            raise ConfigError(f"unknown verifier {verifier!r}", param="verifier", hint=f"one of {known}")
         world = world.at_zero() if verifier == "greedy" else world
         verifier = round_of(RULES[verifier])
     done: dict[Prefix, float] = {}

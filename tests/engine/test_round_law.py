@@ -104,7 +104,7 @@ def exact_law(
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("drafter_name", "gamma", "verifier"), [
     ("model", 1, "coupling"), ("model", 3, "coupling"), ("mixed", 3, "coupling"), ("parrot", 2, "coupling"),
-    ("model", 2, "invariant"), ("mixed", 3, "invariant"),
+    ("model", 2, "invariant"), ("mixed", 3, "invariant"), ("model", 3, "block"), ("mixed", 3, "block"),
 ])  # fmt: skip
 def test_the_committed_law_is_the_targets(
     drafter_name: str, gamma: int, verifier: str, sampling: str, pattern: str | None
