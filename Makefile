@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup model demo test test-full lint examples clean
+.PHONY: setup model demo test test-full conformance lint examples clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,10 @@ test: model
 
 test-full: model
 	$(BIN)/python -m pytest -q -s -m "full or not full"
+
+# Fetches the official JSON Schema suite, once; fails on any false accept.
+conformance: setup
+	$(BIN)/constrained-spec conformance
 
 lint: setup
 	$(BIN)/ruff check constrained_spec grammars processors tests examples

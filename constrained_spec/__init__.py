@@ -18,48 +18,84 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from constrained_spec.api import Engine, Piece, Result
     from constrained_spec.errors import ConfigError, ConstrainedSpecError, ModelError, RequestError
-    from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex
+    from constrained_spec.grammars import library
+    from constrained_spec.grammars.compile import (
+        All,
+        Choice,
+        JsonSchema,
+        Lark,
+        Lazy,
+        Optional,
+        Regex,
+        Tag,
+        Tagged,
+        Then,
+        ToolCalls,
+        Without,
+    )
+    from constrained_spec.grammars.notation import normalise_grammar
     from constrained_spec.processors.base import Position, Processor
     from constrained_spec.processors.wrap import wrap_transformers
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "All": "grammars.compile",
     "Choice": "grammars.compile",
     "ConfigError": "errors",
     "ConstrainedSpecError": "errors",
     "Engine": "api",
     "JsonSchema": "grammars.compile",
     "Lark": "grammars.compile",
+    "Lazy": "grammars.compile",
     "ModelError": "errors",
+    "Optional": "grammars.compile",
     "Piece": "api",
     "Position": "processors.base",
     "Processor": "processors.base",
     "Regex": "grammars.compile",
     "RequestError": "errors",
     "Result": "api",
+    "Tag": "grammars.compile",
+    "Tagged": "grammars.compile",
+    "Then": "grammars.compile",
+    "ToolCalls": "grammars.compile",
+    "Without": "grammars.compile",
+    "normalise_grammar": "grammars.notation",
     "wrap_transformers": "processors.wrap",
 }
 
 __all__ = [
+    "All",
     "Choice",
     "ConfigError",
     "ConstrainedSpecError",
     "Engine",
     "JsonSchema",
     "Lark",
+    "Lazy",
     "ModelError",
+    "Optional",
     "Piece",
     "Position",
     "Processor",
     "Regex",
     "RequestError",
     "Result",
+    "Tag",
+    "Tagged",
+    "Then",
+    "ToolCalls",
+    "Without",
+    "library",
+    "normalise_grammar",
     "wrap_transformers",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "library":
+        return import_module("constrained_spec.grammars.library")
     if name in _HOME:
         return getattr(import_module(f"constrained_spec.{_HOME[name]}"), name)
     raise AttributeError(f"module 'constrained_spec' has no attribute {name!r}")

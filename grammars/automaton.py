@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +45,10 @@ class ByteAutomaton(Protocol):
         """(sources, targets) of the edges that one of the ``allowed`` bytes takes."""
         ...
 
+    def ranges(self) -> Iterator[tuple[int, int, int, int]]:
+        """(source, low byte, high byte, target) of every edge."""
+        ...
+
 
 class TableAutomaton:
     """A dense table over classes of bytes that no edge tells apart."""
@@ -61,6 +65,16 @@ class TableAutomaton:
         for byte, cls in enumerate(classes):
             members[cls].append(byte)
         self._members = members
+
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """[size, classes]; not to be written to."""
+        return self._table.reshape(-1, self._width)
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """[256] the class of every byte."""
+        return self._class_array
 
     @property
     def size(self) -> int:
@@ -96,6 +110,22 @@ class TableAutomaton:
         table = self._table.reshape(-1, self._width)[:, sorted({self._classes[byte] for byte in allowed})]
         sources, columns = np.nonzero(table != DEAD)
         return sources.astype(np.int64), table[sources, columns].astype(np.int64)
+
+    def ranges(self) -> Iterator[tuple[int, int, int, int]]:
+        runs: list[list[tuple[int, int]]] = []
+        for members in self._members:
+            found: list[tuple[int, int]] = []
+            for byte in members:
+                if found and found[-1][1] == byte - 1:
+                    found[-1] = (found[-1][0], byte)
+                else:
+                    found.append((byte, byte))
+            runs.append(found)
+        for source, row in enumerate(self.table.tolist()):
+            for cls, target in enumerate(row):
+                if target != DEAD:
+                    for low, high in runs[cls]:
+                        yield source, low, high, target
 
 
 class TrieAutomaton:
@@ -147,3 +177,7 @@ class TrieAutomaton:
     def edges(self, allowed: frozenset[int]) -> tuple[Ints, Ints]:
         taken = np.flatnonzero(np.isin(self._keys & 255, sorted(allowed)))
         return self._keys[taken] >> 8, taken.astype(np.int64) + 1
+
+    def ranges(self) -> Iterator[tuple[int, int, int, int]]:
+        for i, key in enumerate(self._key_list):
+            yield key >> 8, key & 255, key & 255, i + 1

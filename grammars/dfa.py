@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from constrained_spec.errors import UnsatisfiableError
 from constrained_spec.grammars.automaton import DEAD, ByteAutomaton
 from constrained_spec.grammars.base import Grammar, MaskRow
+from constrained_spec.grammars.distances import TokenDistances
 from constrained_spec.grammars.lru import ByteLru
 from constrained_spec.grammars.tokens import TokenIndex, Tokenization, is_set, pack, spell
 from constrained_spec.grammars.tracking import TrackingMatcher
@@ -69,16 +71,35 @@ class DfaGrammar(Grammar):
 
     def view(self, state: int) -> _View:
         def make() -> tuple[_View, int]:
-            ids, ends = self._walk(state)
-            if self._good is not None:
-                ids = ids[self._good[ends]]
-            if self.canonical:
-                ids = self._canonical(state, ids)
+            ids, _ = self.steps(state)
             row = pack(ids, self.index.vocabulary.size)
             row.flags.writeable = False
             return _View(row, not len(ids)), row.nbytes + 200
 
         return self._views.get(state, make)
+
+    def steps(self, state: int) -> tuple[Ints, Ints]:
+        """(legal text tokens of ``state``, the states they lead to), not cached."""
+        ids, ends = self._walk(state)
+        if self._good is not None:
+            good = self._good[ends]
+            ids, ends = ids[good], ends[good]
+        if self.canonical:
+            kept = np.isin(ids, self._canonical(state, ids))
+            ids, ends = ids[kept], ends[kept]
+        return ids, ends
+
+    def shortest(self, state: int) -> int:
+        """How many tokens, EOS not counted, the shortest completion from ``state`` takes (see ``distances``)."""
+        return self._distances.shortest(state)
+
+    def closing_row(self, state: int, budget: int) -> MaskRow:
+        """Text tokens of ``state`` after which a completion and EOS fit: all of it at most ``budget`` tokens."""
+        return self._distances.closing_row(state, budget)
+
+    @cached_property
+    def _distances(self) -> TokenDistances:
+        return TokenDistances(self)
 
     def end(self, state: int, data: bytes) -> int:
         """The state after ``data``, or ``DEAD``."""
@@ -162,6 +183,10 @@ class DfaMatcher(TrackingMatcher):
         super().__init__(grammar.index, ids, ended)
         self._grammar = grammar
         self._states = list(states) or [grammar.automaton.initial]
+
+    @property
+    def grammar(self) -> DfaGrammar:
+        return self._grammar
 
     @property
     def state(self) -> int:

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Literal, cast
 
@@ -22,10 +22,20 @@ from constrained_spec.errors import (
     UnsupportedSchemaError,
 )
 from constrained_spec.grammars.llg import EngineError, LlgGrammar, check_grammar, header, refuse
-from constrained_spec.grammars.schema_walk import Json, escape, nests_deeper, subschemas
+from constrained_spec.grammars.schema_rewrite import default_draft, engine_is_sound, must_rewrite, orders_keys, rewrite
+from constrained_spec.grammars.schema_valid import plainly_valid
+from constrained_spec.grammars.schema_walk import (
+    Json,
+    escape,
+    nests_deeper,
+    subschemas,
+    with_null,
+    without_private_formats,
+)
 from constrained_spec.grammars.tokens import TokenIndex, Tokenization
 
 Whitespace = Literal["one-space", "compact", "flexible"]
+OnUnsupported = Literal["error", "validate"]
 SchemaSource = Mapping[str, object] | str | bool | type[BaseModel]
 
 MAX_SCHEMA_BYTES = 1 << 20
@@ -93,11 +103,20 @@ def compile_json_schema(
     *,
     whitespace: Whitespace = "one-space",
     tokenization: Tokenization = "any",
-) -> LlgGrammar:
+    registry: Mapping[str, SchemaSource] | None = None,
+    on_unsupported: OnUnsupported = "error",
+    nullable: bool = False,
+) -> SchemaGrammar:
     """The grammar of all values that ``source`` accepts, keys in declared order.
 
     Dialect 2020-12, or the one that ``$schema`` names. ``one-space`` separates as ``json.dumps`` does, ``compact`` not
-    at all, ``flexible`` also allows line breaks and indentation, bounded. ``format`` is enforced.
+    at all, ``flexible`` also allows line breaks and indentation, bounded. ``format`` is enforced. ``registry`` holds
+    other schemas by URI; the meta-schemas are known, nothing is fetched. ``nullable``: that keyword beside ``type``
+    means what OpenAPI 3.0 means by it; without this option it is an unknown keyword and means nothing.
+
+    ``on_unsupported="validate"``: what cannot be enforced is left out, listed in ``relaxed`` of the grammar, and must
+    be checked on the finished value (``schema_relax.validates``). A ``format`` that no specification defines is an
+    annotation by the specification; it is listed there too.
 
     Raises ``RequestError`` (``param`` is the JSON pointer) for an invalid schema, ``UnsupportedSchemaError``,
     ``UnsatisfiableError`` and ``GrammarBudgetError``.
@@ -106,14 +125,76 @@ def compile_json_schema(
         raise RequestError(
             f"unknown whitespace option {whitespace!r}", param="whitespace", hint=f"one of {', '.join(_SPACING)}"
         )
+    if on_unsupported not in ("error", "validate"):
+        raise RequestError(f"unknown option {on_unsupported!r}", param="on_unsupported", hint="one of error, validate")
     schema: Json = json.loads(canonical_text(source))
+    others: dict[str, Json] = {uri: json.loads(canonical_text(other)) for uri, other in (registry or {}).items()}
     _check_valid(schema)
-    _check_budget(schema)
+    if nullable:
+        schema = with_null(schema)
+    schema, private = without_private_formats(schema)
     options = _SPACING[whitespace]
-    try:
-        return LlgGrammar(_lark(schema, options, tokenization), index, key, "schema", tokenization)
-    except EngineError as error:
-        raise _Diagnosis(schema, options, tokenization, index).explain(str(error)) from None
+
+    def build(made: Json, relaxed: tuple[tuple[str, str], ...]) -> SchemaGrammar:
+        _check_budget(made)
+        return SchemaGrammar(_lark(made, options, tokenization), index, key, tokenization, (*private, *relaxed))
+
+    _check_budget(schema)
+    first: Exception | None = None
+    for attempt in _attempts(schema, others, on_unsupported == "validate"):
+        try:
+            made, relaxed = attempt()
+            return build(made, relaxed)
+        except (EngineError, UnsupportedSchemaError, GrammarBudgetError) as error:
+            # The rewriting's own refusal names the place; the engine's has to be guessed from its message.
+            if first is None or (isinstance(first, EngineError) and not isinstance(error, EngineError)):
+                first = error
+    assert first is not None
+    if isinstance(first, EngineError):
+        raise _Diagnosis(schema, options, tokenization, index).explain(str(first)) from None
+    raise first
+
+
+class SchemaGrammar(LlgGrammar):
+    """``relaxed``: (JSON pointer, keyword) of what the grammar does not enforce: formats that no specification defines,
+    and more only where that was asked for."""
+
+    def __init__(
+        self,
+        text: str,
+        index: TokenIndex,
+        key: str,
+        tokenization: Tokenization,
+        relaxed: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(text, index, key, "schema", tokenization)
+        self.relaxed = relaxed
+
+
+Attempt = Callable[[], tuple[Json, tuple[tuple[str, str], ...]]]
+
+
+def _attempts(schema: Json, registry: Mapping[str, Json], relaxing: bool) -> Iterator[Attempt]:
+    """Ways to say ``schema`` in the engine's keywords, the one that keeps most of it first."""
+
+    def rewritten() -> tuple[Json, tuple[tuple[str, str], ...]]:
+        return rewrite(schema, registry).schema, ()
+
+    def relaxed() -> tuple[Json, tuple[tuple[str, str], ...]]:
+        made = rewrite(schema, registry, relaxing=True)
+        return made.schema, made.relaxed
+
+    def as_it_is() -> tuple[Json, tuple[tuple[str, str], ...]]:
+        return schema, ()
+
+    if must_rewrite(schema):
+        yield rewritten
+        if engine_is_sound(schema):
+            yield as_it_is  # it may know two patterns to be disjoint where we do not
+    else:
+        yield from (rewritten, as_it_is) if orders_keys(schema) else (as_it_is, rewritten)
+    if relaxing:
+        yield relaxed
 
 
 def _lark(schema: Json, options: dict[str, Json], tokenization: Tokenization) -> str:
@@ -130,7 +211,9 @@ def _too_large(limit: str, message: str, param: str) -> GrammarBudgetError:
 
 
 def _check_valid(schema: Json) -> None:
-    default = jsonschema.Draft7Validator if _is_draft7_only(schema) else jsonschema.Draft202012Validator
+    if plainly_valid(schema):
+        return
+    default = jsonschema.Draft7Validator if default_draft(schema) == 7 else jsonschema.Draft202012Validator
     validator = jsonschema.validators.validator_for(schema, default=None)
     if validator is None and isinstance(schema, dict) and "$schema" in schema:
         raise UnsupportedSchemaError(
@@ -153,13 +236,6 @@ def _check_valid(schema: Json) -> None:
                 keyword="x-guidance",
                 hint="use the whitespace option",
             )
-
-
-def _is_draft7_only(schema: Json) -> bool:
-    """Without ``$schema``, an array of schemas under ``items`` can only be draft 7 or older."""
-    if isinstance(schema, dict) and "$schema" in schema:
-        return False
-    return any(isinstance(node.get("items"), list) for _, node in subschemas(schema))
 
 
 def _check_budget(schema: Json) -> None:

@@ -110,6 +110,12 @@ class LlgGrammar(Grammar):
     def key(self) -> str:
         return self._key
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the engine finds odd about the text, in its own words."""
+        with self._lock:
+            return self._prototype.get_grammar_warnings()
+
     def matcher(self) -> LlgMatcher:
         return LlgMatcher(self, self.fresh())
 
@@ -126,7 +132,8 @@ class LlgMatcher(TrackingMatcher):
         super().__init__(grammar.index, ids, ended)
         self._grammar = grammar
         self._engine = engine
-        self._row = np.empty(grammar.index.vocabulary.mask_words, np.int32)
+        self._row: MaskRow | None = None  # made at the first mask: a fork often sees none
+        self._place = (0, 0)  # address and bytes of ``_row``; numpy takes longer to tell than many a mask takes
         self._row_is_current = False
 
     @property
@@ -148,23 +155,30 @@ class LlgMatcher(TrackingMatcher):
             raise GrammarBudgetError(f"the {what} exceeds {limit} after {len(self._ids)} tokens", limit=limit)
         raise ConstrainedSpecError(f"the engine of the {what} failed after {len(self._ids)} tokens: {message}")
 
-    def _text_row(self) -> MaskRow:
+    def _engine_row(self) -> MaskRow:
+        """The engine's own mask, EOS and special tokens included."""
+        row = self._row
+        if row is None:
+            self._row = row = np.empty(self._index.vocabulary.mask_words, np.int32)
+            self._place = (row.ctypes.data, row.nbytes)
         if not self._row_is_current:
-            self._check()
-            self._engine.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
-            self._check()
-            self._row &= self._grammar.legal_row
+            self._engine.unsafe_compute_mask_ptr(*self._place)
+            self._check()  # after an error, old or new, the engine writes a mask of EOS alone
             self._row_is_current = True
-        return self._row
+        return row
+
+    def _text_row(self) -> MaskRow:
+        return self._engine_row() & self._grammar.legal_row
+
+    def _text_into(self, row: MaskRow) -> None:
+        np.bitwise_and(self._engine_row(), self._grammar.legal_row, out=row)
 
     def _consume(self, token: int) -> bool:
-        # With forced masks the engine would also take tokens outside the mask; special tokens are our business.
-        if self._grammar.canonical:
-            if not is_set(self._text_row(), token):
-                return False
-        elif not is_set(self._grammar.legal_row, token):
+        # Special tokens are our business. With forced masks the engine would also take tokens outside the mask.
+        if not is_set(self._grammar.legal_row, token):
             return False
-        self._check()
+        if self._grammar.canonical and not is_set(self._engine_row(), token):
+            return False
         taken = self._engine.try_consume_tokens([token]) == 1
         self._check()
         self._row_is_current &= not taken

@@ -10,7 +10,7 @@ from interegular import parse_pattern
 from interegular.fsm import FSM, anything_else
 
 from constrained_spec.errors import GrammarBudgetError, UnsatisfiableError
-from constrained_spec.grammars.automaton import DEAD, TableAutomaton
+from constrained_spec.grammars.automaton import DEAD, ByteAutomaton, TableAutomaton
 from constrained_spec.grammars.regex_syntax import Alt, Chars, Concat, Meet, Node, Repeat
 from constrained_spec.grammars.regex_tree import render_interegular, weight
 from constrained_spec.grammars.utf8 import Ranges, byte_sequences, complement, normalise
@@ -29,7 +29,7 @@ class TooLarge(Exception):
         self.limit = limit
 
 
-class _Nfa:
+class Nfa:
     """``epsilon[n]`` and ``edges[n]`` = (low byte, high byte, target)."""
 
     def __init__(self) -> None:
@@ -91,6 +91,19 @@ class _Nfa:
                     self.edges[node].append((*sequence[i], suffixes[sequence[i + 1 :]]))
             self.edges[start].append((*sequence[0], suffixes[sequence[1:]]))
 
+    def add_automaton(self, automaton: ByteAutomaton, start: int) -> int:
+        """Appends a copy of ``automaton`` behind ``start``; returns the node at its end."""
+        if automaton.size + len(self.edges) > MAX_NFA_STATES:
+            raise TooLarge("max_nfa_states")
+        nodes = [self.node() for _ in range(automaton.size)]
+        end = self.node()
+        self.epsilon[start].append(nodes[automaton.initial])
+        for source, low, high, target in automaton.ranges():
+            self.edges[nodes[source]].append((low, high, nodes[target]))
+        for state in np.flatnonzero(automaton.accepting).tolist():
+            self.epsilon[nodes[state]].append(end)
+        return end
+
     def _add_fsm(self, fsm: FSM, start: int) -> int:
         nodes = {state: self.node() for state in fsm.states}
         end = self.node()
@@ -136,13 +149,13 @@ def _typed(value: object) -> FSM:
 
 def build_automaton(tree: Node) -> TableAutomaton:
     """Raises ``TooLarge`` beyond the budget and ``UnsatisfiableError`` for the empty language."""
-    nfa = _Nfa()
+    nfa = Nfa()
     start = nfa.node()
     accept = nfa.add(tree, start)
-    return _determinise(nfa, start, accept)
+    return determinise(nfa, start, accept)
 
 
-def _live(nfa: _Nfa, accept: int) -> list[bool]:
+def _live(nfa: Nfa, accept: int) -> list[bool]:
     """Nodes from which ``accept`` can be reached."""
     back: list[list[int]] = [[] for _ in nfa.edges]
     for n, targets in enumerate(nfa.epsilon):
@@ -162,7 +175,8 @@ def _live(nfa: _Nfa, accept: int) -> list[bool]:
     return live
 
 
-def _determinise(nfa: _Nfa, start: int, accept: int) -> TableAutomaton:
+def determinise(nfa: Nfa, start: int, accept: int) -> TableAutomaton:
+    """The automaton of what leads from ``start`` to ``accept``. Raises as ``build_automaton`` does."""
     live = _live(nfa, accept)
     if not live[start]:
         raise UnsatisfiableError("the regex matches no text at all", param="regex")

@@ -7,6 +7,7 @@ bool int float                    the bare value in JSON spelling
 Literal[...] Enum                 one of the values, strings without quotes
 a function                        JSON of its arguments
 any other type                    JSON of the schema that pydantic gives it; parsed by pydantic
+constraints                       as they are; ToolCalls parses to (content, calls)
 outlines.types                    Regex, CFG, JsonSchema, Choice and the terms of its regex language
 """
 
@@ -14,49 +15,71 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from constrained_spec.errors import RequestError
-from constrained_spec.grammars.constraints import Choice, Constraint, JsonSchema, Lark, Regex
+from constrained_spec.grammars.constraints import Choice, Constraint, JsonSchema, Lark, Regex, ToolCalls
 from constrained_spec.grammars.json_schema import SchemaSource, Whitespace
+from constrained_spec.grammars.tools import parse_tool_calls
 
 Parser = Callable[[str], object]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JsonOptions:
+    """The fields of ``JsonSchema`` that are no schema, for output types that bring none of their own. The compiler
+    checks them."""
+
+    whitespace: str = "one-space"
+    on_unsupported: str = "error"
+    ensure_ascii: bool = False
+    registry: Mapping[str, SchemaSource] | None = None
+    nullable: bool = False
+
+    def of(self, schema: SchemaSource) -> JsonSchema:
+        whitespace = cast(Whitespace, self.whitespace)
+        on_unsupported = cast(Literal["error", "validate"], self.on_unsupported)
+        return JsonSchema(schema, whitespace, on_unsupported, self.ensure_ascii, self.registry, self.nullable)
+
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _NUMBER = _INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 
 
-def to_constraint(output_type: object, *, whitespace: str = "one-space") -> Constraint | None:
-    """The constraint of ``output_type``; None for free text. ``whitespace`` is for JSON that does not say its own.
+def to_constraint(output_type: object, json_options: JsonOptions | None = None) -> Constraint | None:
+    """The constraint of ``output_type``; None for free text. ``json_options`` are for JSON that does not say its own.
 
     Raises ``RequestError`` for what is no output type.
     """
-    return _resolve(output_type, cast(Whitespace, whitespace))[0]
+    return _resolve(output_type, json_options or JsonOptions())[0]
 
 
 def parse_output(output_type: object, text: str) -> object:
     """``text`` as a value of ``output_type``. Raises ``RequestError`` if it is not one (a stop string may cut it)."""
     try:
-        return _resolve(output_type, "one-space")[1](text)
+        return _resolve(output_type, JsonOptions())[1](text)
     except (ValidationError, ValueError) as error:
         raise RequestError(f"the output is no value of the type: {error}", param="output_type") from None
 
 
-def _resolve(output_type: object, whitespace: Whitespace) -> tuple[Constraint | None, Parser]:
+def _resolve(output_type: object, options: JsonOptions) -> tuple[Constraint | None, Parser]:
     if output_type is None or output_type is str:
         return None, str
     if isinstance(output_type, JsonSchema):
         return output_type, _schema_parser(output_type.schema)
-    if isinstance(output_type, Regex | Choice | Lark):
+    if isinstance(output_type, ToolCalls):
+        return output_type, functools.partial(parse_tool_calls, syntax=output_type.syntax)
+    if isinstance(output_type, get_args(Constraint)):
         return output_type, str
     if isinstance(output_type, dict):
-        return JsonSchema(output_type, whitespace), json.loads
+        return options.of(output_type), json.loads
     if isinstance(output_type, str):
         raise RequestError(
             "a string is no output type", param="output_type", hint="wrap it: Regex(...), Lark(...) or JsonSchema(...)"
@@ -73,8 +96,8 @@ def _resolve(output_type: object, whitespace: Whitespace) -> tuple[Constraint | 
         members = list(output_type)
         return _one_of([m.value for m in members], members)
     if type(output_type).__module__.partition(".")[0] == "outlines":
-        return _from_outlines(output_type, whitespace)
-    return _from_pydantic(output_type, whitespace)
+        return _from_outlines(output_type, options)
+    return _from_pydantic(output_type, options)
 
 
 def _schema_parser(schema: SchemaSource) -> Parser:
@@ -104,7 +127,7 @@ def _one_of(values: Iterable[object], results: Iterable[object] | None = None) -
     return Choice(tuple(texts)), parse
 
 
-def _from_pydantic(output_type: object, whitespace: Whitespace) -> tuple[Constraint, Parser]:
+def _from_pydantic(output_type: object, options: JsonOptions) -> tuple[Constraint, Parser]:
     try:
         adapter: TypeAdapter[object] = TypeAdapter(cast(type, output_type))
         schema = adapter.json_schema()
@@ -112,11 +135,11 @@ def _from_pydantic(output_type: object, whitespace: Whitespace) -> tuple[Constra
         raise RequestError(f"{output_type!r} is no output type: {error}", param="output_type") from None
     if isinstance(output_type, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         # Validating through the adapter would call the function.
-        return JsonSchema(schema, whitespace), json.loads
-    return JsonSchema(schema, whitespace), adapter.validate_json
+        return options.of(schema), json.loads
+    return options.of(schema), adapter.validate_json
 
 
-def _from_outlines(term: object, whitespace: Whitespace) -> tuple[Constraint, Parser]:
+def _from_outlines(term: object, options: JsonOptions) -> tuple[Constraint, Parser]:
     from outlines.types import dsl
 
     if isinstance(term, dsl.CFG):
@@ -128,7 +151,7 @@ def _from_outlines(term: object, whitespace: Whitespace) -> tuple[Constraint, Pa
             raise RequestError(
                 "a whitespace_pattern is not supported", param="output_type", hint="use the whitespace option"
             )
-        return JsonSchema(term.schema, whitespace), json.loads
+        return options.of(term.schema), json.loads
     if isinstance(term, dsl.Choice):
         return _one_of(term.items)
     if isinstance(term, dsl.Term):

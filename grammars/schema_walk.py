@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
+
+from constrained_spec.grammars.schema_formats import ANNOTATIONS, DEFINED
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -18,6 +21,18 @@ def escape(token: str | int) -> str:
     return str(token).replace("~", "~0").replace("/", "~1")
 
 
+def children(node: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+    """(pointer relative to ``node``, schema) of the schemas directly inside ``node``, in declared order."""
+    for keyword, value in node.items():
+        at = f"/{escape(keyword)}"
+        if keyword in _ONE and isinstance(value, Mapping):
+            yield at, value
+        elif keyword in _LIST and isinstance(value, list):
+            yield from ((f"{at}/{i}", x) for i, x in enumerate(value))
+        elif keyword in _MAP and isinstance(value, Mapping):
+            yield from ((f"{at}/{escape(name)}", x) for name, x in value.items())
+
+
 def subschemas(schema: Json) -> Iterator[tuple[str, dict[str, Json]]]:
     """(pointer, subschema) of every schema object, outermost first, in declared order."""
     todo: list[tuple[str, Json]] = [("", schema)]
@@ -26,16 +41,30 @@ def subschemas(schema: Json) -> Iterator[tuple[str, dict[str, Json]]]:
         if not isinstance(node, Mapping):
             continue
         yield pointer, node
-        inner: list[tuple[str, Json]] = []
-        for keyword, value in node.items():
-            at = f"{pointer}/{escape(keyword)}"
-            if keyword in _ONE and isinstance(value, Mapping):
-                inner.append((at, value))
-            elif keyword in _LIST and isinstance(value, list):
-                inner += [(f"{at}/{i}", x) for i, x in enumerate(value)]
-            elif keyword in _MAP and isinstance(value, Mapping):
-                inner += [(f"{at}/{escape(name)}", x) for name, x in value.items()]
-        todo += reversed(inner)
+        todo += reversed([(pointer + at, x) for at, x in children(node)])
+
+
+def with_null(schema: Json) -> Json:
+    """``schema`` with null among the types wherever ``nullable: true`` stands beside ``type``, as in OpenAPI 3.0."""
+    made: Json = copy.deepcopy(schema)
+    for _, node in subschemas(made):
+        kinds = node.get("type")
+        if node.get("nullable") is True and kinds is not None:
+            listed: list[Json] = kinds if isinstance(kinds, list) else [kinds]
+            node["type"] = listed if "null" in listed else [*listed, "null"]
+    return made
+
+
+def without_private_formats(schema: Json) -> tuple[Json, tuple[tuple[str, str], ...]]:
+    """``schema`` without the formats that no specification defines, and (pointer, keyword) of each of them."""
+    made = copy.deepcopy(schema)
+    found: list[tuple[str, str]] = []
+    for pointer, node in list(subschemas(made)):
+        name = node.get("format")
+        if isinstance(name, str) and name not in DEFINED and name not in ANNOTATIONS:
+            del node["format"]
+            found.append((f"{pointer}/format", "format"))
+    return made, tuple(found)
 
 
 def nests_deeper(value: object, limit: int) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from constrained_spec.grammars.base import MaskRow
 from constrained_spec.grammars.lru import ByteLru
+from constrained_spec.grammars.store import levels_of
 from constrained_spec.grammars.tries import Level, build_levels
 from constrained_spec.types import Vocabulary
 
@@ -26,12 +27,10 @@ class TokenIndex:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        eos = set(vocabulary.eos_ids)
-        # A token of no bytes would let a model loop for ever without changing the text.
-        text = sorted((t, i) for i, t in enumerate(vocabulary.tokens) if t and i not in eos)
-        self.levels: tuple[Level, ...] = build_levels([t for t, _ in text], [i for _, i in text])
-        self.single_bytes = frozenset(t[0] for t, _ in text if len(t) == 1)
-        self.text_row = pack(np.fromiter((i for _, i in text), np.int64, len(text)), vocabulary.size)
+        self.levels: tuple[Level, ...] = levels_of(vocabulary.digest, vocabulary.size, lambda: _levels(vocabulary))
+        ids = [level.ids for level in self.levels]
+        self.single_bytes = _bytes_with_tokens(self.levels[0]) if self.levels else frozenset[int]()
+        self.text_row = pack(np.concatenate(ids) if ids else np.empty(0, np.int64), vocabulary.size)
         self.eos_row = pack(np.asarray(vocabulary.eos_ids, np.int64), vocabulary.size)
         for row in (self.text_row, self.eos_row):
             row.flags.writeable = False
@@ -48,9 +47,20 @@ class TokenIndex:
 
     @property
     def engine(self) -> LLTokenizer:
-        """llguidance's view of the vocabulary."""
+        """llguidance's view of the vocabulary; it cannot be kept on disk, and is not needed by a token automaton."""
         with self._lock:
             return self._engine
+
+
+def _levels(vocabulary: Vocabulary) -> tuple[Level, ...]:
+    eos = set(vocabulary.eos_ids)
+    # A token of no bytes would let a model loop for ever without changing the text.
+    text = sorted((t, i) for i, t in enumerate(vocabulary.tokens) if t and i not in eos)
+    return build_levels([t for t, _ in text], [i for _, i in text])
+
+
+def _bytes_with_tokens(first: Level) -> frozenset[int]:
+    return frozenset(first.byte[np.diff(first.ids_start) > 0].tolist())
 
 
 _INDICES: ByteLru[str, TokenIndex] = ByteLru(_CACHE_BYTES)
@@ -121,30 +131,9 @@ class _Wrapper:
 
 
 def build_ll_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """From the serialised tokeniser where that gives exactly our ids and bytes, else from the bytes themselves."""
+    """From the bytes of the tokens, so that ids and bytes are ours by construction.
+
+    llguidance can also read a serialised tokeniser, but that takes twice as long and gives other special tokens.
+    """
     assert vocabulary.eos_ids, "a vocabulary declares at least one EOS id"
-    if vocabulary.tokenizer_json is not None:
-        try:
-            built = LLTokenizer(vocabulary.tokenizer_json, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids))
-        except ValueError:
-            built = None  # a tokeniser kind that llguidance does not read
-        if built is not None and _agrees(built, vocabulary):
-            return built
     return LLTokenizer(_Wrapper(vocabulary), eos_token=list(vocabulary.eos_ids))  # type: ignore[arg-type]
-
-
-def _agrees(tokenizer: LLTokenizer, vocabulary: Vocabulary) -> bool:
-    """An id without text for us must be special for llguidance (or have no bytes), any other must have our bytes."""
-    if tokenizer.vocab_size != vocabulary.size:
-        return False
-    eos = set(vocabulary.eos_ids)
-    for i, text in enumerate(vocabulary.tokens):
-        if i in eos:
-            continue
-        special = tokenizer.is_special_token(i)
-        if text is None:
-            if not special and not tokenizer.decode_bytes([i]).startswith(b"<["):
-                return False
-        elif special or (text and tokenizer.decode_bytes([i]) != text):
-            return False
-    return True

@@ -26,6 +26,10 @@ class TrackingMatcher(Matcher):
     def _text_row(self) -> MaskRow:
         """Legal next tokens without EOS bits. Valid until the next call; not to be written to."""
 
+    def _text_into(self, row: MaskRow) -> None:
+        """Overwrite ``row`` with ``_text_row``; for an engine that can write it there at once."""
+        row[:] = self._text_row()
+
     @abstractmethod
     def _consume(self, token: int) -> bool:
         """``advance`` for a token that is not EOS."""
@@ -48,7 +52,7 @@ class TrackingMatcher(Matcher):
         if self._ended:
             row.fill(0)
             return
-        row[:] = self._text_row()
+        self._text_into(row)
         if self._accepts():
             row |= self._index.eos_row
 

@@ -22,11 +22,15 @@ from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.engine.generation import Generation, RoundEvent
 from constrained_spec.errors import ConfigError, RequestError
-from constrained_spec.grammars.base import Matcher
-from constrained_spec.grammars.compile import compile_constraint
-from constrained_spec.grammars.json_schema import Whitespace
-from constrained_spec.grammars.output_types import parse_output, to_constraint
+from constrained_spec.grammars.base import Grammar, Matcher
+from constrained_spec.grammars.compile import JsonSchema, compile_constraint
+from constrained_spec.grammars.json_schema import SchemaGrammar, SchemaSource, Whitespace, load_schema
+from constrained_spec.grammars.lengths import CloseOnLength
+from constrained_spec.grammars.output_types import JsonOptions, parse_output, to_constraint
+from constrained_spec.grammars.schema_relax import validates
+from constrained_spec.grammars.schema_walk import with_null
 from constrained_spec.grammars.tokens import Tokenization
+from constrained_spec.grammars.tracking import TrackingMatcher
 from constrained_spec.processors.base import Processor
 from constrained_spec.processors.pipeline import Pipeline, validate_sampling
 from constrained_spec.state.sequence import Sequence
@@ -64,6 +68,11 @@ class Options(TypedDict, total=False):
     processors: Seq[Processor]
     whitespace: str
     tokenization: str
+    on_unsupported: str
+    ensure_ascii: bool
+    registry: Mapping[str, SchemaSource]
+    nullable: bool
+    close_on_length: bool
     on_round: Callable[[RoundEvent], None] | None
 
 
@@ -164,20 +173,26 @@ class Engine:
             )
         if not tokens:
             raise RequestError("the prompt is empty", param="prompt")
-        constraint = to_constraint(output_type, whitespace=request.whitespace)
+        constraint = to_constraint(output_type, request.json_options)
+        if request.close_on_length and constraint is None:
+            raise ConfigError("close_on_length needs a constraint to close", param="close_on_length")
         grammar = (
             None
             if constraint is None
             else compile_constraint(constraint, self.model.vocabulary, tokenization=request.tokenization)
         )
         drafter = self._drafter(request)
-        return self._run(request, tokens, grammar.matcher() if grammar is not None else None, drafter)
+        matcher = None if grammar is None else grammar.matcher()
+        if request.close_on_length:
+            assert isinstance(matcher, TrackingMatcher), "every matcher tracks its tokens"
+            matcher = CloseOnLength(matcher, min(request.sampling.max_tokens, self.model.capacity - len(tokens)))
+        return self._run(request, tokens, grammar, matcher, drafter)
 
     @staticmethod
     def check(output_type: object = None, **options: Unpack[Options]) -> None:
         """Raise what ``generate`` would raise for these options, without a model."""
         request = _Request.parse(output_type, options)
-        to_constraint(output_type, whitespace=request.whitespace)
+        to_constraint(output_type, request.json_options)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt: raw text as it is, messages through the chat template."""
@@ -209,7 +224,12 @@ class Engine:
         return MixtureDrafter(cheap if model is None else [*cheap, model], name)
 
     def _run(
-        self, request: _Request, prompt: list[int], matcher: Matcher | None, drafter: Drafter | None
+        self,
+        request: _Request,
+        prompt: list[int],
+        grammar: Grammar | None,
+        matcher: Matcher | None,
+        drafter: Drafter | None,
     ) -> Iterator[Piece[Any]]:
         with self._turn:
             if not self._free:
@@ -249,7 +269,7 @@ class Engine:
                     event = generation.step()
                 if request.on_round is not None:
                     request.on_round(event)
-                result = self._result(request, generation, seed) if event.finished else None
+                result = self._result(request, generation, seed, grammar) if event.finished else None
                 yield Piece(event.text, event.commit.tokens, event.commit.origins, result)
         finally:
             with self._turn:
@@ -257,7 +277,7 @@ class Engine:
                     drafter.close(sequence)
                 self._free.append(slot)
 
-    def _result(self, request: _Request, generation: Generation, seed: int) -> Result[Any]:
+    def _result(self, request: _Request, generation: Generation, seed: int, grammar: Grammar | None) -> Result[Any]:
         s, times = generation.sequence, generation.times
         assert s.finish_reason is not None
         text = s.visible_text()
@@ -268,6 +288,10 @@ class Engine:
             except RequestError as error:
                 # A stop string may cut a value short, and a type may check more than its schema says.
                 parse_error = str(error)
+        unenforced = grammar.relaxed if isinstance(grammar, SchemaGrammar) else ()
+        violation = None
+        if unenforced and s.finish_reason == "stop":
+            violation = _violation(request, text)
         c = s.counts
         approximate = request.speculation.verifier in APPROXIMATE and not s.sampling.greedy
         return Result(
@@ -298,6 +322,10 @@ class Engine:
             target=self._target,
             logprobs=tuple(s.logprobs),
             parse_error=parse_error,
+            declared=request.declared,
+            unenforced=unenforced,
+            holds=violation is None if unenforced and s.finish_reason == "stop" else None,
+            violation=violation,
         )
 
 
@@ -310,9 +338,16 @@ class _Request:
     speculation: Speculation
     drafter: str | Drafter
     processors: tuple[Processor, ...]
-    whitespace: str
+    json_options: JsonOptions
     tokenization: str
+    close_on_length: bool
     on_round: Callable[[RoundEvent], None] | None
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """Changes of the target's law that the caller asked for, beside sampling options."""
+        canonical = ("tokenization=canonical",) if self.tokenization == "canonical" else ()
+        return (*canonical, *(("close_on_length",) if self.close_on_length else ()))
 
     @classmethod
     def parse(cls, output_type: object, options: Options) -> _Request:
@@ -326,7 +361,11 @@ class _Request:
         for name in ("stop", "suppress_tokens", "processors"):
             if name in given:
                 given[name] = tuple(given[name])
-        for name, allowed in (("whitespace", WHITESPACE), ("tokenization", TOKENIZATION)):
+        for name, allowed in (
+            ("whitespace", WHITESPACE),
+            ("tokenization", TOKENIZATION),
+            ("on_unsupported", ("error", "validate")),
+        ):
             if given.get(name, allowed[0]) not in allowed:
                 raise ConfigError(f"unknown {name} {given[name]!r}", param=name, hint=f"one of {', '.join(allowed)}")
         drafter = given.get("drafter", "auto")
@@ -347,7 +386,23 @@ class _Request:
             ),
             drafter=drafter,
             processors=given.get("processors", ()),
-            whitespace=given.get("whitespace", "one-space"),
+            json_options=JsonOptions(
+                given.get("whitespace", "one-space"),
+                given.get("on_unsupported", "error"),
+                bool(given.get("ensure_ascii", False)),
+                given.get("registry"),
+                bool(given.get("nullable", False)),
+            ),
+            close_on_length=bool(given.get("close_on_length", False)),
             tokenization=given.get("tokenization", "any"),
             on_round=given.get("on_round"),
         )
+
+
+def _violation(request: _Request, text: str) -> str | None:
+    """What of the schema the finished value breaks, in words; None if it holds."""
+    constraint = to_constraint(request.output_type, request.json_options)
+    assert isinstance(constraint, JsonSchema)
+    registry = {uri: load_schema(schema) for uri, schema in (constraint.registry or {}).items()}
+    schema = load_schema(constraint.schema)
+    return validates(with_null(schema) if constraint.nullable else schema, text, registry)

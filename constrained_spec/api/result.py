@@ -75,7 +75,10 @@ class Result(Generic[T_co]):
 
     ``parsed`` is the value of the output type, or None without one, after ``finish_reason`` "length" (the text is then
     a prefix of a value, never repaired), or when ``parse_error`` says why the text could not be turned into the type.
-    ``logprobs`` has one entry per token when they were asked for.
+    ``logprobs`` has one entry per token when they were asked for. ``declared`` names changes of the target's law that
+    were asked for (canonical tokenization, close_on_length). ``unenforced`` lists (JSON pointer, keyword) of what the
+    schema says and the grammar could not enforce, with ``on_unsupported="validate"``; the finished value was then
+    checked: ``holds`` says whether it satisfies the whole schema, ``violation`` what it breaks.
     """
 
     text: str
@@ -90,6 +93,10 @@ class Result(Generic[T_co]):
     target: Target
     logprobs: tuple[TokenLogprob, ...] = ()
     parse_error: str | None = None
+    declared: tuple[str, ...] = ()
+    unenforced: tuple[tuple[str, str], ...] = ()
+    holds: bool | None = None
+    violation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

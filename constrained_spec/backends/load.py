@@ -45,7 +45,7 @@ def load_model(
     wanted = _DTYPES.get(dtype) or (torch.float32 if where.type == "cpu" else "auto")
     if where.type == "cpu":
         set_threads(threads)
-    source = _locate(name, progress)
+    source = locate(name, progress)
     if progress is not None:
         progress("load", 0, None)
     try:
@@ -67,7 +67,9 @@ def load_model(
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
+    """What transformers loads from."""
+
     folder: str  # or hub id
     gguf: str | None = None  # a file name in the folder
 
@@ -76,24 +78,25 @@ class _Source:
         return {} if self.gguf is None else {"gguf_file": self.gguf}
 
 
-def _locate(name: str, progress: Progress | None) -> _Source:
+def locate(name: str, progress: Progress | None) -> Source:
+    """Where ``name`` is; a catalogue alias is fetched first. Raises ``ModelError`` for what is not there."""
     if name in ENTRIES:
-        return _Source(str(ensure(name, progress=progress)))
+        return Source(str(ensure(name, progress=progress)))
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ModelError(f"there is no file {name}", param="model")
-        return _Source(str(path.parent), path.name)
+        return Source(str(path.parent), path.name)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"the folder {name} has no config.json", param="model", hint="give a model's own folder")
-        return _Source(str(path))
+        return Source(str(path))
     if not name or name[0] in "./~" or name.count("/") > 1:
         raise ModelError(f"there is no folder {name or '(empty)'}", param="model")
-    return _Source(name)
+    return Source(name)
 
 
-def _read(source: _Source, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _read(source: Source, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     # The config alone tells most refusals, before gigabytes are read.
     refuse_config(AutoConfig.from_pretrained(source.folder, **source.options))
     tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
-from constrained_spec.errors import ConfigError, RequestError
-from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex
-from constrained_spec.grammars.output_types import to_constraint
+from constrained_spec.errors import ConfigError, GrammarBudgetError, GrammarSyntaxError, RequestError
+from constrained_spec.grammars import library
+from constrained_spec.grammars.budget import DEFAULT
+from constrained_spec.grammars.compile import Choice, Lark, Regex
+from constrained_spec.grammars.notation import guess_notation, normalise_grammar
+from constrained_spec.grammars.output_types import JsonOptions
 
+_LIBRARY = re.compile(r"library:(\w+)")  # no Lark text: that has a rule ``start``
 _BUILTINS = ("bool", "int", "float", "str", "list", "dict")
 
 
@@ -23,8 +28,11 @@ def output_type(
     grammar: str | None,
     type_: str | None,
     whitespace: str,
+    on_unsupported: str = "error",
 ) -> object:
     """At most one of the options; ``schema`` and ``grammar`` are a file or the text itself.
+
+    A grammar may be Lark, GBNF or EBNF, or ``library:NAME``.
 
     Raises ``ConfigError`` or ``RequestError``, naming the option.
     """
@@ -34,14 +42,26 @@ def output_type(
         raise ConfigError(f"{' and '.join(named)} contradict each other", param=named[1], hint="give one constraint")
     if schema is not None:
         value = _schema(_text_of(schema, "--schema"))
-        return to_constraint(value if isinstance(value, dict) else JsonSchema(value), whitespace=whitespace)
+        return JsonOptions(whitespace, on_unsupported).of(value)
     if regex is not None:
         return Regex(regex)
     if choice:
         return Choice(tuple(choice))
     if grammar is not None:
-        return Lark(_text_of(grammar, "--grammar"))
+        return _grammar(grammar)
     return _resolve(type_) if type_ is not None else None
+
+
+def _grammar(value: str) -> Lark | Regex:
+    """A text in any notation that can be told, else Lark, whose compiler says what is wrong with it."""
+    if name := _LIBRARY.fullmatch(value):
+        return library.get(name[1])
+    text = _text_of(value, "--grammar")
+    try:
+        kind = guess_notation(text)
+    except GrammarSyntaxError:
+        kind = "lark"
+    return Lark(text if kind == "lark" else normalise_grammar(text, kind))
 
 
 def _schema(text: str) -> dict[str, object] | bool:
@@ -58,6 +78,7 @@ def _text_of(value: str, option: str) -> str:
     """The content of the file of that name, or else the value itself if it reads like a schema or grammar."""
     try:
         if Path(value).is_file():
+            _hold_size(Path(value).stat().st_size, option)
             return Path(value).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{value!r} is not UTF-8 text: {error}", param=option) from error
@@ -69,6 +90,13 @@ def _text_of(value: str, option: str) -> str:
     if not _is_text(value):
         raise ConfigError(f"there is no file {value!r}", param=option, hint="give a file or the text itself")
     return value
+
+
+def _hold_size(size: int, option: str) -> None:
+    """A file that is too large is refused before it is read and parsed."""
+    most = 8 * DEFAULT.text_bytes  # the budget is for compact JSON; indentation may take several times as much
+    if size > most:
+        raise GrammarBudgetError(f"the file has {size} bytes, the limit is {most}", limit="text_bytes", param=option)
 
 
 def _is_text(value: str) -> bool:

@@ -40,6 +40,12 @@ def generate(
     tokenization: str = typer.Option(
         "any", help="any, or canonical where text is forced.", rich_help_panel=_CONSTRAINT
     ),
+    on_unsupported: str = typer.Option(
+        "error", help="error, or validate: check the finished value.", rich_help_panel=_CONSTRAINT
+    ),
+    close_on_length: bool = typer.Option(
+        False, help="End in a complete value within --max-tokens.", rich_help_panel=_CONSTRAINT
+    ),
     max_tokens: int = typer.Option(256, help="At most so many tokens.", rich_help_panel=_SAMPLING),
     min_tokens: int = typer.Option(0, help="No end before so many tokens.", rich_help_panel=_SAMPLING),
     temperature: float = typer.Option(0.0, help="0 is greedy.", rich_help_panel=_SAMPLING),
@@ -71,7 +77,13 @@ def generate(
         if stream and as_json:
             raise ConfigError("--stream and --json contradict each other", param="--stream")
         constraint = output_type(
-            schema=schema, regex=regex, choice=choice, grammar=grammar, type_=type_, whitespace=whitespace
+            schema=schema,
+            regex=regex,
+            choice=choice,
+            grammar=grammar,
+            type_=type_,
+            whitespace=whitespace,
+            on_unsupported=on_unsupported,
         )
         options: Options = {
             "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p,
@@ -79,6 +91,7 @@ def generate(
             "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "seed": seed,
             "stop": stop or [], "include_stop": include_stop, "drafter": drafter, "gamma": gamma,
             "verifier": verifier, "whitespace": whitespace, "tokenization": tokenization,
+            "on_unsupported": on_unsupported, "close_on_length": close_on_length,
         }  # fmt: skip
         Engine.check(constraint, **options)
         text = _checked(prompt) if prompt is not None else _from_stdin()
@@ -129,6 +142,10 @@ def as_object(result: Result[Any]) -> dict[str, Any]:
         "text": result.text,
         "parsed": to_jsonable_python(result.parsed, inf_nan_mode="null", serialize_unknown=True),
         "parse_error": result.parse_error,
+        "declared": result.declared,
+        "unenforced": result.unenforced,
+        "holds": result.holds,
+        "violation": result.violation,
         "finish_reason": result.finish_reason,
         "exactness": result.exactness,
         "seed": result.seed,

@@ -6,6 +6,10 @@ import typer
 
 from constrained_spec import __version__
 from constrained_spec.cli.bench import bench
+from constrained_spec.cli.bench_grammars import grammars
+from constrained_spec.cli.bench_schemas import bench_schemas
+from constrained_spec.cli.check import check
+from constrained_spec.cli.conformance import conformance
 from constrained_spec.cli.demo import demo
 from constrained_spec.cli.doctor import doctor
 from constrained_spec.cli.generate import generate
@@ -20,6 +24,10 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(doctor)
+app.command()(check)
+app.command()(conformance)
+bench.command("grammars")(grammars)
+bench.command("schemas")(bench_schemas)
 app.add_typer(bench, name="bench")
 
 

@@ -22,7 +22,22 @@ from constrained_spec.errors import (
     UnsupportedSchemaError,
 )
 from constrained_spec.grammars.base import Matcher
-from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex, compile_constraint
+from constrained_spec.grammars.compile import (
+    All,
+    Choice,
+    Constraint,
+    JsonSchema,
+    Lark,
+    Lazy,
+    Optional,
+    Regex,
+    Tag,
+    Tagged,
+    Then,
+    ToolCalls,
+    Without,
+    compile_constraint,
+)
 from constrained_spec.grammars.lru import ByteLru
 from constrained_spec.grammars.tokens import is_set, spell
 from constrained_spec.types import Vocabulary
@@ -117,6 +132,38 @@ def test_equal_constraints_share_one_grammar_and_others_do_not(vocabulary: Vocab
         compile_constraint(JsonSchema({"type": "string", "pattern": "x+"}), vocabulary).key,
     }
     assert len(others | {a.key}) == 5
+
+
+def test_keys_tell_combinations_apart(vocabulary: Vocabulary) -> None:
+    x, y = Regex("x"), Regex("y")
+    tool = {"name": "f"}
+    constraints: tuple[Constraint, ...] = (
+        x,
+        All(x),
+        Then(x),
+        Then(x, y),
+        Then(y, x),
+        Then(Then(x, y)),
+        Optional(x),
+        Without(x, "y"),
+        Without(Optional(x), "y"),
+        Lazy("a", x),
+        Lazy("b", x),
+        Lazy("a", y),
+        Tagged((Tag("a", x),)),
+        Tagged((Tag("a", x, "a"),)),
+        Tagged((Tag("a", x),), at_least_one=True),
+        Tagged((Tag("a", x),), stop_after_first=True),
+        ToolCalls((tool,)),
+        ToolCalls((tool,), "f"),
+        ToolCalls((tool,), parallel=False),
+        ToolCalls((tool,), syntax="json"),
+        JsonSchema({"type": "string"}),
+        JsonSchema({"type": "string"}, registry={"u:x": {"type": "string"}}),
+    )
+    grammars = [compile_constraint(c, vocabulary) for c in constraints]
+    assert len({g.key for g in grammars}) == len(constraints)
+    assert all(compile_constraint(c, vocabulary) is g for c, g in zip(constraints, grammars, strict=True))
 
 
 def test_unknown_tokenization_and_no_constraint(vocabulary: Vocabulary) -> None:

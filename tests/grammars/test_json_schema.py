@@ -20,6 +20,7 @@ from constrained_spec.errors import (
 )
 from constrained_spec.grammars.base import Grammar
 from constrained_spec.grammars.compile import JsonSchema, compile_constraint
+from constrained_spec.grammars.json_schema import SchemaGrammar
 from constrained_spec.grammars.tokens import is_set
 from constrained_spec.types import Vocabulary
 
@@ -119,23 +120,27 @@ def test_random_walks_end_in_valid_values(schema: dict[str, Any], vocabulary: Vo
 @pytest.mark.parametrize(
     ("schema", "pointer", "keyword"),
     [
-        ({"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, "/properties/a/not", "not"),
+        ({"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}, "/properties/a/not/type", "type"),
         (
             {"properties": {"not": {"type": "string"}, "b": {"type": "array", "uniqueItems": True}}, "type": "object"},
             "/properties/b/uniqueItems",
             "uniqueItems",
         ),
-        ({"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "odd"}]},
+        ({"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "regex"}]},
          "/anyOf/1/format", "format"),
-        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "/oneOf", "oneOf"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "/oneOf/0/type", "type"),
         ({"type": "string", "pattern": "(?<=a)b"}, "/pattern", "pattern"),
         (
-            {"anyOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "(?=a)b"}]},
+            {"anyOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "(?<=a)b"}]},
             "/anyOf/1/pattern",
             "pattern",
         ),
         ({"$ref": "#/$defs/none"}, "/$ref", "$ref"),
-        ({"type": "object", "properties": {"a~/b": {"if": {}, "then": {}}}}, "/properties/a~0~1b/if", "if"),
+        (
+            {"type": "object", "properties": {"a~/b": {"contains": {"const": 1}}}},
+            "/properties/a~0~1b/contains",
+            "contains",
+        ),
         ({"$schema": "https://example.org/my-dialect"}, "/$schema", "$schema"),
         ({"x-guidance": {"lenient": True}}, "/x-guidance", "x-guidance"),
     ],
@@ -225,3 +230,12 @@ def test_unknown_whitespace_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(RequestError) as caught:
         compile_constraint(JsonSchema({}, "lots"), vocabulary)  # type: ignore[arg-type]
     assert caught.value.param == "whitespace"
+
+
+def test_a_format_of_no_specification_is_a_remark_and_is_told(vocabulary: Vocabulary) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "topic"}, "format": {"const": 1}}}
+    grammar = compile_constraint(JsonSchema(schema), vocabulary)
+    assert isinstance(grammar, SchemaGrammar)
+    assert grammar.relaxed == (("/properties/a/format", "format"),)
+    known = compile_constraint(JsonSchema({"type": "string", "format": "date"}), vocabulary)
+    assert isinstance(known, SchemaGrammar) and known.relaxed == ()

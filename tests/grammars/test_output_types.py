@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from constrained_spec.errors import RequestError
 from constrained_spec.grammars.compile import Choice, JsonSchema, Lark, Regex, compile_constraint
-from constrained_spec.grammars.output_types import parse_output, to_constraint
+from constrained_spec.grammars.output_types import JsonOptions, parse_output, to_constraint
 from constrained_spec.types import Vocabulary
 
 
@@ -98,8 +98,8 @@ def test_free_text() -> None:
 
 
 def test_whitespace_reaches_what_does_not_say_its_own() -> None:
-    assert to_constraint({"type": "object"}, whitespace="compact") == JsonSchema({"type": "object"}, "compact")
-    assert to_constraint(JsonSchema({}, "flexible"), whitespace="compact") == JsonSchema({}, "flexible")
+    assert to_constraint({"type": "object"}, JsonOptions("compact")) == JsonSchema({"type": "object"}, "compact")
+    assert to_constraint(JsonSchema({}, "flexible"), JsonOptions("compact")) == JsonSchema({}, "flexible")
 
 
 def test_outlines_objects(vocabulary: Vocabulary) -> None:

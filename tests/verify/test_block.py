@@ -13,6 +13,7 @@ from constrained_spec.coins import Coins, Role
 from constrained_spec.verify import (
     Distribution,
     Prefix,
+    Round,
     World,
     block,
     block_chances,
@@ -44,7 +45,7 @@ def drafted(world: World, prefix: Prefix, gamma: int) -> Iterator[tuple[Prefix, 
 
 
 @pytest.fixture
-def implemented(monkeypatch: pytest.MonkeyPatch) -> Callable[[World, Prefix, int, int], Iterator[tuple[Prefix, float]]]:
+def implemented(monkeypatch: pytest.MonkeyPatch) -> Round:
     """A round of the running code: its chances, and for every cut the very weights it draws from."""
     seen: list[Tensor] = []
 
@@ -86,7 +87,7 @@ def implemented(monkeypatch: pytest.MonkeyPatch) -> Callable[[World, Prefix, int
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4])
-def test_law_on_adversarial_pairs(pair_world: World, gamma: int, implemented: Callable[..., object]) -> None:
+def test_law_on_adversarial_pairs(pair_world: World, gamma: int, implemented: Round) -> None:
     length = 4 if pair_world.vocab < 5 else 3
     if gamma == 4 and pair_world.vocab == 6:
         length = 2
@@ -102,7 +103,7 @@ def test_law_on_adversarial_pairs(pair_world: World, gamma: int, implemented: Ca
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4])
 @pytest.mark.parametrize(("seed", "vocab", "length"), [(1, 2, 4), (2, 3, 4), (3, 4, 3)])
 def test_law_on_random_worlds(
-    make_random_world: Callable[..., World], implemented: Callable[..., object],
+    make_random_world: Callable[..., World], implemented: Round,
     seed: int, vocab: int, length: int, gamma: int, mixed: bool,
 ) -> None:  # fmt: skip
     world = make_random_world(seed, vocab, mixed=mixed, eos=vocab - 1 if mixed else None)
@@ -114,9 +115,9 @@ def test_law_on_random_worlds(
         assert distance(law(world, implemented, gamma, 3), target_law(world, 3)) < TOLERANCE
 
 
-def accepted(world: World, round_: Callable[..., object], gamma: int) -> float:
+def accepted(world: World, round_: Round, gamma: int) -> float:
     """Expected number of kept drafts in one round."""
-    return sum(w * (len(tokens) - 1) for tokens, w in round_(world, (), gamma, gamma + 1))  # type: ignore[attr-defined]
+    return sum(w * (len(tokens) - 1) for tokens, w in round_(world, (), gamma, gamma + 1))
 
 
 def test_the_published_toy() -> None:
