@@ -9,10 +9,13 @@ from typing import Literal
 
 from constrained_spec.errors import ConfigError
 
-VERIFIERS = ("coupling", "block", "invariant", "typical")
+VERIFIERS = ("coupling", "block", "tree", "invariant", "typical")
 APPROXIMATE = frozenset({"typical"})  # verifiers that change the law
-DRAFTERS = ("none", "forced", "ngram", "model", "mixture", "auto")
-DEFAULT_GAMMA = 16
+DRAFTERS = (
+    "none", "forced", "ngram", "prediction", "suffix", "model", "translate", "early-exit", "medusa", "eagle", "tree",
+    "mixture", "auto",
+)  # fmt: skip
+DEFAULT_GAMMA = 24
 MAX_GAMMA = 64
 
 

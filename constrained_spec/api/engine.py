@@ -8,20 +8,20 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
+from constrained_spec.api.drafters import Drafters
 from constrained_spec.api.result import Piece, Result, SpeculationReport, Target, Timing, Usage
 from constrained_spec.backends.load import load_model
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.coins import Coins
 from constrained_spec.config import APPROXIMATE, DEFAULT_GAMMA, Sampling, Speculation
 from constrained_spec.drafters.base import Drafter
-from constrained_spec.drafters.forced import ForcedDrafter
-from constrained_spec.drafters.mixture import MixtureDrafter
-from constrained_spec.drafters.model import ModelDrafter
-from constrained_spec.drafters.ngram import NgramDrafter
+from constrained_spec.drafters.manifest import KINDS, Part, load_part
+from constrained_spec.drafters.prediction import prediction_usage
 from constrained_spec.engine.generation import Generation, RoundEvent
-from constrained_spec.errors import ConfigError, RequestError
+from constrained_spec.errors import ConfigError, ModelError, RequestError
 from constrained_spec.grammars.base import Grammar, Matcher
 from constrained_spec.grammars.compile import JsonSchema, compile_constraint
 from constrained_spec.grammars.json_schema import SchemaGrammar, SchemaSource, Whitespace, load_schema
@@ -73,6 +73,8 @@ class Options(TypedDict, total=False):
     registry: Mapping[str, SchemaSource]
     nullable: bool
     close_on_length: bool
+    prediction: str | Seq[int] | None
+    namespace: str
     on_round: Callable[[RoundEvent], None] | None
 
 
@@ -90,17 +92,21 @@ class Engine:
     Threads may share an engine: rounds of different requests take turns on the model.
     """
 
-    def __init__(self, model: TransformersModel, draft_model: TransformersModel | None = None) -> None:
+    def __init__(
+        self,
+        model: TransformersModel,
+        draft_model: TransformersModel | None = None,
+        *,
+        parts: Mapping[str, Part] | None = None,
+        history_bytes: int = 0,
+    ) -> None:
         self.model = model
         self.draft_model = draft_model
         self._pipeline = Pipeline(model.vocabulary)
         self._target = Target(model.name, model.numerics, model.weights_digest() if model.quantized else None)
         self._turn = threading.Lock()
         self._free = list(range(model.slots))
-        # One for all requests: it owns the draft model's slots. Another vocabulary is refused here, not at a request.
-        self._model_drafter = (
-            None if draft_model is None else ModelDrafter(draft_model, self._pipeline, model.vocabulary)
-        )
+        self._drafters = Drafters(model, self._pipeline, draft_model, parts, history_bytes)
 
     @classmethod
     def load(
@@ -114,6 +120,8 @@ class Engine:
         capacity: int | None = None,
         quantize: str | None = None,
         quantize_draft: str | None = None,
+        parts: str | None = None,
+        history_bytes: int = 0,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> Engine:
@@ -121,7 +129,10 @@ class Engine:
 
         ``slots`` is the number of requests that may be open at once, ``capacity`` the context limit in tokens (default:
         the model's own, at most 8192). ``quantize="int8"`` (CPU) declares the int8 model to be the target: quicker, and
-        another distribution; ``quantize_draft`` does the same to the draft model, which changes speed only. ``threads``
+        another distribution; ``quantize_draft`` does the same to the draft model, which changes speed only. ``parts``
+        is a folder of trained heads (default: those shipped for the model). With ``history_bytes`` the drafter "auto"
+        also copies from finished outputs, within one ``namespace``; what a seed gives then depends on them, except
+        under the "invariant" verifier. ``threads``
         pins torch's intra-op threads, a setting of the whole process. Raises ``ConfigError``, ``ModelError``.
         """
         model = load_model(
@@ -137,7 +148,8 @@ class Engine:
             )  # fmt: skip
         elif quantize_draft is not None:
             raise ConfigError("there is no draft model to quantise", param="quantize_draft")
-        return cls(model, draft)
+        found = None if parts is None else _load_parts(Path(parts))
+        return cls(model, draft, parts=found, history_bytes=history_bytes)
 
     @overload
     def generate(self, prompt: Prompt, output_type: type[T], **options: Unpack[Options]) -> Result[T]: ...
@@ -162,7 +174,7 @@ class Engine:
 
     def stream(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Iterator[Piece[Any]]:
         """As ``generate``, a piece per round. Options and constraint are checked here, before the first step."""
-        request = _Request.parse(output_type, options)
+        request = Request.parse(output_type, options)
         validate_sampling(request.sampling, self.model.vocabulary)
         tokens = self.encode(prompt)
         if len(tokens) >= self.model.capacity:
@@ -181,7 +193,7 @@ class Engine:
             if constraint is None
             else compile_constraint(constraint, self.model.vocabulary, tokenization=request.tokenization)
         )
-        drafter = self._drafter(request)
+        drafter = self._drafter(request, None if grammar is None else grammar.key)
         matcher = None if grammar is None else grammar.matcher()
         if request.close_on_length:
             assert isinstance(matcher, TrackingMatcher), "every matcher tracks its tokens"
@@ -191,7 +203,7 @@ class Engine:
     @staticmethod
     def check(output_type: object = None, **options: Unpack[Options]) -> None:
         """Raise what ``generate`` would raise for these options, without a model."""
-        request = _Request.parse(output_type, options)
+        request = Request.parse(output_type, options)
         to_constraint(output_type, request.json_options)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -200,32 +212,20 @@ class Engine:
             return self.model.encode(prompt)
         return self.model.chat_prompt(prompt)
 
-    def _drafter(self, request: _Request) -> Drafter | None:
-        if isinstance(request.drafter, str):
-            return self._named_drafter(request.drafter)
-        return request.drafter
-
-    def _named_drafter(self, name: str) -> Drafter | None:
-        if name == "none":
-            return None
-        if name == "forced":
-            return ForcedDrafter(NgramDrafter())
-        if name == "ngram":
-            return NgramDrafter()
-        model = self._model_drafter
-        if name == "model":
-            if model is None:
-                raise ConfigError(
-                    "drafter 'model' needs a draft model", param="drafter", hint="Engine.load(..., draft_model=NAME)"
-                )
-            return model
-        ngram = NgramDrafter()
-        cheap: list[Drafter] = [ForcedDrafter(ngram), ngram]
-        return MixtureDrafter(cheap if model is None else [*cheap, model], name)
+    def _drafter(self, request: Request, grammar_key: str | None) -> Drafter | None:
+        if not isinstance(request.drafter, str):
+            return request.drafter
+        return self._drafters.make(
+            request.drafter,
+            prediction=request.prediction,
+            namespace=request.namespace,
+            grammar_key=grammar_key,
+            verifier=request.speculation.verifier,
+        )
 
     def _run(
         self,
-        request: _Request,
+        request: Request,
         prompt: list[int],
         grammar: Grammar | None,
         matcher: Matcher | None,
@@ -277,7 +277,7 @@ class Engine:
                     drafter.close(sequence)
                 self._free.append(slot)
 
-    def _result(self, request: _Request, generation: Generation, seed: int, grammar: Grammar | None) -> Result[Any]:
+    def _result(self, request: Request, generation: Generation, seed: int, grammar: Grammar | None) -> Result[Any]:
         s, times = generation.sequence, generation.times
         assert s.finish_reason is not None
         text = s.visible_text()
@@ -293,6 +293,7 @@ class Engine:
         if unenforced and s.finish_reason == "stop":
             violation = _violation(request, text)
         c = s.counts
+        predicted = prediction_usage(c)
         approximate = request.speculation.verifier in APPROXIMATE and not s.sampling.greedy
         return Result(
             text=text,
@@ -300,7 +301,12 @@ class Engine:
             tokens=tuple(s.output),
             finish_reason=s.finish_reason,
             exactness="approximate" if approximate else "exact",
-            usage=Usage(s.history.prompt_length, s.history.output_length),
+            usage=Usage(
+                s.history.prompt_length,
+                s.history.output_length,
+                accepted_prediction_tokens=predicted[0],
+                rejected_prediction_tokens=predicted[1],
+            ),
             speculation=SpeculationReport(
                 drafter=request.drafter if isinstance(request.drafter, str) else request.drafter.name,
                 verifier=request.speculation.verifier,
@@ -314,6 +320,7 @@ class Engine:
                 bonus=c.bonus,
                 disabled_reason="; ".join(f"{k}: {v}" for k, v in s.disabled.items()) or None,
                 by_source={k: (v[0], v[1]) for k, v in c.by_source.items()},
+                by_position=tuple((judged, accepted) for judged, accepted in c.by_position),
             ),
             timing=Timing(
                 times.first_round, times.total, times.forward, times.propose, statistics.median(times.overheads)
@@ -330,7 +337,7 @@ class Engine:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """Checked options of one request."""
 
     output_type: object
@@ -341,6 +348,8 @@ class _Request:
     json_options: JsonOptions
     tokenization: str
     close_on_length: bool
+    prediction: str | Seq[int] | None
+    namespace: str
     on_round: Callable[[RoundEvent], None] | None
 
     @property
@@ -350,7 +359,7 @@ class _Request:
         return (*canonical, *(("close_on_length",) if self.close_on_length else ()))
 
     @classmethod
-    def parse(cls, output_type: object, options: Options) -> _Request:
+    def parse(cls, output_type: object, options: Options) -> Request:
         given: dict[str, Any] = dict(options)
         unknown = given.keys() - Options.__annotations__.keys()
         if unknown:
@@ -394,15 +403,25 @@ class _Request:
                 bool(given.get("nullable", False)),
             ),
             close_on_length=bool(given.get("close_on_length", False)),
+            prediction=given.get("prediction"),
+            namespace=given.get("namespace", ""),
             tokenization=given.get("tokenization", "any"),
             on_round=given.get("on_round"),
         )
 
 
-def _violation(request: _Request, text: str) -> str | None:
+def _violation(request: Request, text: str) -> str | None:
     """What of the schema the finished value breaks, in words; None if it holds."""
     constraint = to_constraint(request.output_type, request.json_options)
     assert isinstance(constraint, JsonSchema)
     registry = {uri: load_schema(schema) for uri, schema in (constraint.registry or {}).items()}
     schema = load_schema(constraint.schema)
     return validates(with_null(schema) if constraint.nullable else schema, text, registry)
+
+
+def _load_parts(folder: Path) -> dict[str, Part]:
+    """The trained heads of a folder, by kind. Raises ``ModelError`` if it holds none."""
+    found = {kind: load_part(folder / f"{kind}.json") for kind in KINDS if (folder / f"{kind}.json").is_file()}
+    if not found:
+        raise ModelError(f"{folder} holds no trained part", param="parts", hint="constrained-spec train eagle")
+    return found

@@ -13,11 +13,16 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. ``completion_tokens`` are the committed ones, an EOS token included."""
+    """Tokens of one request. ``completion_tokens`` are the committed ones, an EOS token included.
+
+    ``rejected_prediction_tokens`` are drafts from the caller's prediction that did not stand.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,8 @@ class SpeculationReport:
     """How the tokens came about.
 
     ``accepted`` counts kept drafts of every source, ``forced`` those of them that the grammar forced; so
-    ``accepted + recovered + bonus`` is ``completion_tokens``. ``by_source`` maps a source to (proposed, accepted).
+    ``accepted + recovered + bonus`` is ``completion_tokens``. ``by_source`` maps a source to (proposed, accepted),
+    ``by_position`` a place in a block to the rounds in which the draft there was (judged, accepted).
     ``disabled_reason`` says why a drafter was switched off during the request, or is None.
     """
 
@@ -41,6 +47,7 @@ class SpeculationReport:
     bonus: int
     disabled_reason: str | None
     by_source: dict[str, tuple[int, int]]
+    by_position: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,3 +64,41 @@ class LanguageModel(Protocol):
     def fingerprint(self, slot: int) -> bytes:
         """Digest of the slot's length and of the keys and values before it (for tests and self-checks)."""
         ...
+
+
+class FeatureModel(LanguageModel, Protocol):
+    """A model whose logits are a product of its final hidden states, and that shows these states.
+
+    What a part trained for one model needs of it. ``keep_features`` comes first; without it nothing is kept or copied.
+    """
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a final hidden state."""
+        ...
+
+    def weights_digest(self) -> str:
+        """Names the weights: two models with the same digest compute the same."""
+        ...
+
+    def keep_features(self) -> None:
+        """From now on every forward keeps the final hidden state of each of its tokens, by slot and place.
+
+        Raises ``ModelError`` if the logits are not a plain product of these states.
+        """
+        ...
+
+    def features(self, slot: int) -> Tensor | None:
+        """Final hidden states [length of the slot, feature_size]: row i after the token at place i.
+
+        A view, valid until the next ``score``. None if the slot holds tokens from before ``keep_features``.
+        """
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings of ids [n]: [n, feature_size]."""
+        ...
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows of the output product for ids [n]: [n, feature_size]; ``features @ head_rows.T`` are logits."""
+        ...

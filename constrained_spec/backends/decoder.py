@@ -11,6 +11,7 @@ computes is measured before that, see ``TransformersModel``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from constrained_spec.backends.base import Block
+from constrained_spec.backends.features import FeatureStore
 from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product
 from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, ancestors, depths
 from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
@@ -131,6 +133,8 @@ class Decoder:
         """
         config = model.config
         self._cache = cache
+        self.store: FeatureStore | None = None  # where the final hidden states of every token go, if anyone reads them
+        self._head_table: Table | None = None
         self._dim: int = model.model.layers[0].self_attn.head_dim
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
@@ -148,6 +152,7 @@ class Decoder:
         self._norm: Tensor = model.model.norm.weight.detach()
         embedding: nn.Embedding = model.model.embed_tokens
         head: nn.Linear = model.lm_head
+        self._plain_head = head.bias is None
         self.tied = head.weight is embedding.weight
         rows = embedding.weight.detach()
         self.layers: Sequence[Layer] | _Lazily
@@ -177,32 +182,52 @@ class Decoder:
     def score(self, blocks: Sequence[Block]) -> Tensor:
         """See ``LanguageModel.score``. Raises ``RequestError`` if a block does not fit into its slot."""
         starts = self._cache.reserve(blocks)
+        logits = self._logits(blocks, starts)
+        self._cache.grow(blocks)
+        return logits
+
+    def _logits(self, blocks: Sequence[Block], starts: Sequence[int], depth: int | None = None) -> Tensor:
         pieces: list[list[Tensor]] = [[] for _ in blocks]
         with torch.inference_mode():
             for wave in _waves(blocks, starts):
-                rows = self._rows([part for _, part, _ in wave], [start for _, _, start in wave])
+                rows = self._rows([part for _, part, _ in wave], [start for _, _, start in wave], depth)
                 for (i, _, _), piece in zip(wave, rows.split([part.want for _, part, _ in wave]), strict=True):
                     pieces[i].append(piece)
         # Made outside inference mode, the result is an ordinary tensor that its owner may edit.
         with torch.no_grad():
             hidden = torch.cat([piece for found in pieces for piece in found])
             logits = self._head(hidden) if len(hidden) else hidden.new_empty(0, self._vocabulary)
-        self._cache.grow(blocks)
         return logits.float()
 
-    def _rows(self, blocks: Sequence[Block], starts: Sequence[int]) -> Tensor:
-        """Final hidden states [sum of want, hidden] of one forward."""
+    def shallow(self, blocks: Sequence[Block], starts: Sequence[int], layers: int) -> Tensor:
+        """Logits as ``score`` gives them, after the first ``layers`` only, block b written from ``starts[b]`` on.
+
+        No length changes: behind a slot's length nothing is visible, and the next full forward overwrites it.
+        """
+        for block, start in zip(blocks, starts, strict=True):
+            if start + len(block.tokens) > self._cache.capacity:
+                raise RequestError(f"slot {block.slot} has no room for {len(block.tokens)} drafts", param="gamma")
+        return self._logits(blocks, starts, layers)
+
+    def _rows(self, blocks: Sequence[Block], starts: Sequence[int], depth: int | None = None) -> Tensor:
+        """Final hidden states [sum of want, hidden] of one forward, or those after the first ``depth`` layers."""
         ids = torch.tensor([t for b in blocks for t in b.tokens], device=self._device)
         segments, places = self._segments(blocks, starts)
         rotation = self._rotation[places]
         x: Tensor = self._table(ids)
         width = (x.shape[1],)
-        for layer in self.layers:
+        for layer in itertools.islice(self.layers, depth):
             attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, segments)
             x = layer.out.onto(attended, x)
             x = layer.mlp.onto(_rms(x, width, layer.mlp_norm, self._epsilon), x)
+        if self.store is not None and depth is None:
+            # Row by row the same as the norm of the wanted rows alone.
+            x = _rms(x, width, self._norm, self._epsilon)
+            for s in segments:
+                self.store.write(s.slot, s.start, x[s.rows])
         last = [x[s.rows.stop - b.want : s.rows.stop] for s, b in zip(segments, blocks, strict=True)]
-        return _rms(torch.cat(last) if len(last) > 1 else last[0], width, self._norm, self._epsilon)
+        wanted = torch.cat(last) if len(last) > 1 else last[0]
+        return wanted if self.store is not None and depth is None else _rms(wanted, width, self._norm, self._epsilon)
 
     def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, segments: Sequence[Segment]) -> Tensor:
         """x [N, hidden] -> [N, heads * head_dim]; writes keys and values."""
@@ -281,6 +306,25 @@ class Decoder:
         return low, high, mask.repeat(self._groups, 1)[None, None]
 
     # ---- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether the output product has no bias."""
+        return self._plain_head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self._table(ids)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """Rows [n, hidden] of the output weight. An untied packed one is held a second time, made on the first call."""
+        if self.tied:
+            return self._table(ids)
+        if self._head_table is None:
+            if isinstance(self._head, Int8):
+                self._head_table = Quantized(self._head, self._dtype)
+            else:
+                self._head_table = narrowest(self._head.tensors()["weight"])
+        return self._head_table(ids)
 
     def nbytes(self) -> int:
         tail = self._head.nbytes() + self._norm.nbytes + self._rotation.nbytes

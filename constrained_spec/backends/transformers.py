@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from constrained_spec.backends import attention
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.decoder import Decoder, unspecialisable
+from constrained_spec.backends.features import FeatureStore
 from constrained_spec.backends.products import fastest, quantizer
 from constrained_spec.backends.slots import SlotCache, Step
 from constrained_spec.backends.support import (
@@ -77,6 +78,8 @@ class TransformersModel:
         self._device: torch.device = model.device
         self._name = name
         self._digest: str | None = None
+        self._store: FeatureStore | None = None
+        self._hidden: Tensor | None = None  # of the stock forward that runs now
         self._cache_argument = cache_argument(model)
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._masks_by_kind = getattr(model.config, "layer_types", None) is not None
@@ -158,9 +161,11 @@ class TransformersModel:
             step = self._cache.begin([blocks[i] for i in order])
             try:
                 logits = self._forward(step)
+                self._store_rows(step)
                 self._cache.grow(step.blocks)
             finally:
                 self._cache.end()
+                self._hidden = None
         # Made outside inference mode, the result is an ordinary tensor that its owner may edit.
         wanted = torch.empty(sum(b.want for b in blocks), logits.shape[-1], device=logits.device)
         row = {i: r for r, i in enumerate(order)}
@@ -170,6 +175,17 @@ class TransformersModel:
             wanted[at : at + block.want] = logits[row[i], logits.shape[1] - block.want :]
             at += block.want
         return wanted
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self._cache.slot_layers)
+
+    def shallow(self, blocks: Sequence[Block], starts: Sequence[int], layers: int) -> Tensor:
+        """See ``Decoder.shallow``. Raises ``ModelError`` where the stock forward runs."""
+        if self._decoder is None:
+            raise ModelError(f"{self.name} has no early exit: {self.path.detail}", param="drafter")
+        return self._decoder.shallow(blocks, starts, layers)
 
     def _forward(self, step: Step) -> Tensor:
         """Logits [B, n, V] of the last n columns, n at least the largest ``want``."""
@@ -197,13 +213,87 @@ class TransformersModel:
 
     def set_length(self, slot: int, length: int) -> None:
         self._cache.set_length(slot, length)
+        if self._store is not None:
+            self._store.cut(slot, length)
 
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
         self._cache.compact(slot, base, path)
+        if self._store is not None:
+            self._store.compact(slot, base, path)
 
     def fingerprint(self, slot: int) -> bytes:
         return self._cache.fingerprint(slot)
+
+    # ---- features -------------------------------------------------------------------------------------------------
+
+    @property
+    def feature_size(self) -> int:
+        return int(self.config.get_text_config().hidden_size)
+
+    def keep_features(self) -> None:
+        """See ``FeatureModel``. Costs one copy of the block's final states a step; asked for once, it stays."""
+        if self._store is not None:
+            return
+        if self._decoder is not None:
+            if not self._decoder.plain_head:
+                raise ModelError(f"{self.name} has an output layer with a bias", param="drafter")
+        else:
+            self._hook_stock()
+        lengths = [self._cache.length(slot) for slot in range(self.slots)]
+        self._store = FeatureStore(lengths, self.capacity, self.feature_size, self.dtype, self.device)
+        if self._decoder is not None:
+            self._decoder.store = self._store
+
+    def features(self, slot: int) -> Tensor | None:
+        return None if self._store is None else self._store.read(slot, self.length(slot))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self._decoder is not None:
+                return self._decoder.embed(ids)
+            assert self.model is not None
+            rows: Tensor = self.model.get_input_embeddings()(ids)
+            return rows
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self._decoder is not None:
+                return self._decoder.head_rows(ids)
+            assert self.model is not None
+            rows: Tensor = self.model.get_output_embeddings().weight[ids]
+            return rows.detach()
+
+    def _hook_stock(self) -> None:
+        """Catch the states behind the last norm; raises ``ModelError`` where they do not give the logits."""
+        assert self.model is not None
+        head = self.model.get_output_embeddings()
+
+        def catch(module: Any, given: Any, output: Any) -> None:
+            self._hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+        handle = self.model.base_model.register_forward_hook(catch)
+        ids = torch.tensor([[i * 7919 % self.config.vocab_size for i in range(_CHECK_LENGTH)]], device=self.device)
+        with torch.inference_mode():
+            logits = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            hidden, self._hidden = self._hidden, None
+            same = hidden is not None and head is not None and getattr(head, "bias", None) is None
+            if same:
+                ours = torch.nn.functional.linear(hidden[0], head.weight).float()  # type: ignore[index]
+                same = self._tolerable(float((ours - logits).abs().max()), logits)
+        if not same:
+            handle.remove()
+            raise ModelError(
+                f"the logits of {self.name} are no plain product of its final hidden states", param="drafter"
+            )
+
+    def _store_rows(self, step: Step) -> None:
+        if self._store is None:
+            return
+        assert self._hidden is not None
+        for row, (block, start) in enumerate(zip(step.blocks, step.starts, strict=True)):
+            # Blocks are right-aligned.
+            self._store.write(block.slot, start, self._hidden[row, step.width - len(block.tokens) :])
 
     # ---- text -----------------------------------------------------------------------------------------------------
 
@@ -242,25 +332,28 @@ class TransformersModel:
     # ---- facts ----------------------------------------------------------------------------------------------------
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by ``weights`` (shared ones once) and ``kv``."""
+        """Bytes held, by ``weights`` (shared ones once) and ``kv``, kept final states among the latter."""
+        kv = self._cache.nbytes() + (0 if self._store is None else self._store.nbytes())
         if self._decoder is not None:
-            return {"weights": self._decoder.nbytes(), "kv": self._cache.nbytes()}
+            return {"weights": self._decoder.nbytes(), "kv": kv}
         assert self.model is not None
         tensors = (*self.model.parameters(), *self.model.buffers())
         weights = {t.data_ptr(): t.nbytes for t in tensors}
-        return {"weights": sum(weights.values()), "kv": self._cache.nbytes()}
+        return {"weights": sum(weights.values()), "kv": kv}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by transformers' name, in the order of the digest, whatever layout it is held in."""
+        if self._decoder is not None:
+            yield from self._decoder.tensors()
+        else:
+            assert self.model is not None
+            yield from sorted(self.model.named_parameters())
 
     def weights_digest(self) -> str:
         """Digest over every weight's name, dtype, shape and bytes, whatever layout they are held in; computed once."""
         if self._digest is None:
-            tensors: Iterable[tuple[str, Tensor]]
-            if self._decoder is not None:
-                tensors = self._decoder.tensors()
-            else:
-                assert self.model is not None
-                tensors = sorted(self.model.named_parameters())
             h = hashlib.blake2b(digest_size=16)
-            for name, p in tensors:
+            for name, p in self.tensors():
                 h.update(f"{name} {p.dtype} {tuple(p.shape)}".encode())
                 h.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             self._digest = h.hexdigest()

@@ -21,7 +21,7 @@ from constrained_spec.cli.console import exit_codes, loading, quiet_libraries, s
 from constrained_spec.cli.environment import environment
 from constrained_spec.cli.steps import CONTEXT, step_table
 from constrained_spec.cli.suite import Job, extraction_suite
-from constrained_spec.config import DEFAULT_GAMMA
+from constrained_spec.config import DEFAULT_GAMMA, DRAFTERS
 
 bench = typer.Typer(help="Measure, as ratios within one run.", no_args_is_help=True)
 MAX_TOKENS = 160
@@ -57,7 +57,7 @@ class Run:
 def decode(
     model: str = _MODEL,
     draft_model: str | None = typer.Option(None, help="A smaller model with the same tokenizer."),
-    drafter: str = typer.Option("auto", help="none, forced, ngram, model, mixture, auto."),
+    drafter: str = typer.Option("auto", help=f"{', '.join(DRAFTERS)}."),
     gamma: int = typer.Option(DEFAULT_GAMMA, help="At most so many drafts a round."),
     tokenization: str = typer.Option("any", help="any, or canonical where text is forced; of all contenders."),
     repeats: int = typer.Option(3, min=1, help="Interleaved repetitions of every job."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from constrained_spec.api import Engine, Options, Result
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
 from constrained_spec.cli.constraint import output_type
-from constrained_spec.config import DEFAULT_GAMMA
+from constrained_spec.config import DEFAULT_GAMMA, DRAFTERS, VERIFIERS
 from constrained_spec.errors import ConfigError, RequestError
 
 _CONSTRAINT, _SAMPLING, _SPECULATION = "Constraint", "Sampling", "Speculation"
@@ -58,11 +59,13 @@ def generate(
     seed: int | None = typer.Option(None, help="Makes sampling repeatable.", rich_help_panel=_SAMPLING),
     stop: list[str] | None = typer.Option(None, help="Stop string; repeat it.", rich_help_panel=_SAMPLING),
     include_stop: bool = typer.Option(False, help="Keep the stop string in the text.", rich_help_panel=_SAMPLING),
-    drafter: str = typer.Option(
-        "auto", help="none, forced, ngram, model, mixture, auto.", rich_help_panel=_SPECULATION
-    ),
+    drafter: str = typer.Option("auto", help=f"{', '.join(DRAFTERS)}.", rich_help_panel=_SPECULATION),
     gamma: int = typer.Option(DEFAULT_GAMMA, help="At most so many drafts a round.", rich_help_panel=_SPECULATION),
-    verifier: str = typer.Option("coupling", help="coupling or invariant.", rich_help_panel=_SPECULATION),
+    prediction: Path | None = typer.Option(
+        None, help="A file with the expected text.", exists=True, dir_okay=False, rich_help_panel=_SPECULATION
+    ),
+    parts: str | None = typer.Option(None, help="Folder of trained heads.", rich_help_panel=_SPECULATION),
+    verifier: str = typer.Option("coupling", help=f"{', '.join(VERIFIERS)}.", rich_help_panel=_SPECULATION),
     device: str = typer.Option("auto", help="auto, cpu, cuda."),
     dtype: str = typer.Option("auto", help="auto, float32, float16, bfloat16."),
     quantize: str | None = typer.Option(None, help="int8: another, quicker target (CPU)."),
@@ -93,6 +96,8 @@ def generate(
             "verifier": verifier, "whitespace": whitespace, "tokenization": tokenization,
             "on_unsupported": on_unsupported, "close_on_length": close_on_length,
         }  # fmt: skip
+        if prediction is not None:
+            options["prediction"] = _prediction(prediction)
         Engine.check(constraint, **options)
         text = _checked(prompt) if prompt is not None else _from_stdin()
         messages = [{"role": "user", "content": text}]
@@ -104,7 +109,7 @@ def generate(
         with loading(model) as progress:
             engine = Engine.load(
                 model, draft_model=draft_model, device=device, dtype=dtype, capacity=capacity, quantize=quantize,
-                quantize_draft=quantize_draft, threads=threads, progress=progress,
+                quantize_draft=quantize_draft, parts=parts, threads=threads, progress=progress,
             )  # fmt: skip
         result: Result[Any] | None = None
         for piece in engine.stream(text if raw else messages, constraint, **options):
@@ -118,6 +123,13 @@ def generate(
             return
         sys.stdout.write("\n" if stream else result.text + "\n")
         typer.echo(summary(result), err=True)
+
+
+def _prediction(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the prediction cannot be read: {error}", param="--prediction") from error
 
 
 def _from_stdin() -> str:

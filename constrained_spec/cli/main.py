@@ -6,6 +6,7 @@ import typer
 
 from constrained_spec import __version__
 from constrained_spec.cli.bench import bench
+from constrained_spec.cli.bench_drafters import drafters
 from constrained_spec.cli.bench_grammars import grammars
 from constrained_spec.cli.bench_schemas import bench_schemas
 from constrained_spec.cli.check import check
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(check)
 app.command()(conformance)
+bench.command("drafters")(drafters)
 bench.command("grammars")(grammars)
 bench.command("schemas")(bench_schemas)
 app.add_typer(bench, name="bench")

@@ -22,6 +22,10 @@ class Proposal:
     Every draft is either a point mass (a deterministic guess: cutting it when it is illegal cannot bias anything) or
     sampled from ``q``, which must already be masked and normalised: once sampled it stays in the block, whatever
     happens later, because dropping it by looking at it would bias the output (DESIGN 7).
+
+    ``point`` and ``sampled`` continue a chain. ``child`` puts a draft below any other one, so that the drafts form a
+    tree: after it, and after ``move``, history, matcher and mask of the sequence are those at that draft, and so a
+    drafter of chains goes on from there.
     """
 
     __slots__ = ("budget", "first", "q", "round", "tx", "verifier")
@@ -44,7 +48,7 @@ class Proposal:
 
     @property
     def room(self) -> int:
-        """Drafts that may still be added."""
+        """Drafts that may still be added here."""
         return min(self.budget - len(self.tx.drafts), self.tx.draft_room)
 
     def point(self, token: int, source: str) -> bool:
@@ -61,6 +65,40 @@ class Proposal:
         if not self.tx.extend(token, source):
             raise DrafterFault(f"drafter {source!r} sampled id {token}, which the grammar forbids")
         self.q.append(q)
+
+    def child(self, parent: int, token: int, source: str, q: Tensor | None = None) -> int | None:  # q [V]
+        """Put a draft below draft ``parent`` (-1: the root) and move there. Returns its index.
+
+        Without ``q`` it is a guess; None: it is illegal there, or nothing fits. One that stands there already is found
+        again. With ``q`` it was drawn from ``q`` without the earlier children of ``parent`` (their tokens set to zero,
+        the rest renormalised): the children of a node are judged one after another. How many a node gets must not
+        depend on which tokens were drawn for it. Raises ``DrafterFault`` for a drawn token that cannot stand there, and
+        where the target scores no trees.
+        """
+        self._check(token)
+        siblings = [i for i, above in enumerate(self.tx.parents) if above == parent]
+        twin = next((i for i in siblings if self.tokens[i] == token), None)
+        if twin is not None:
+            if q is not None:
+                raise DrafterFault(f"drafter {source!r} drew id {token} twice below one prefix")
+            self.tx.move(twin)
+            return twin
+        if siblings and not self.sequence.takes_trees:
+            raise DrafterFault("the target scores no trees of drafts")
+        self.tx.move(parent)
+        if self.room <= 0:
+            if q is not None:
+                raise DrafterFault(f"drafter {source!r} sampled id {token} where no draft has room")
+            return None
+        if q is not None:
+            self.sampled(token, q, source)
+        elif not self.point(token, source):
+            return None
+        return self.tx.at
+
+    def move(self, node: int) -> None:
+        """Stand after draft ``node`` (-1: at the root): the next draft is its child."""
+        self.tx.move(node)
 
     def _check(self, token: int) -> None:
         if not 0 <= token < self.sequence.vocabulary.size:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.coins import Coins, Role
+from constrained_spec.drafters.appetite import Appetite
 from constrained_spec.drafters.base import DrafterFault, Proposal
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline, Processed
@@ -35,6 +36,7 @@ class ModelDrafter:
         self._width = target.size
         self._caches: dict[int, KvState] = {}
         self._free = list(range(model.slots))
+        self._appetites: dict[int, Appetite] = {}
 
     def open(self, sequence: Sequence) -> None:
         if not self._free:
@@ -46,6 +48,7 @@ class ModelDrafter:
         sequence.caches.append(cache)
 
     def close(self, sequence: Sequence) -> None:
+        self._appetites.pop(id(sequence), None)
         cache = self._caches.pop(id(sequence), None)
         if cache is not None:
             self._free.append(cache.slot)
@@ -75,7 +78,8 @@ class ModelDrafter:
             live = [p for p in live if self._fits(p)]
 
     def _fits(self, p: Proposal) -> bool:
-        return p.room > 0 and len(p.sequence.history) <= self._model.capacity
+        appetite = self._appetites.setdefault(id(p.sequence), Appetite(self.name))
+        return appetite.left(p) > 0 and len(p.sequence.history) <= self._model.capacity
 
     def _process(self, logits: Tensor, live: Seq[Proposal]) -> Processed:  # logits [N, V of the draft]
         positions = [p.tx.position for p in live]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
+from constrained_spec.drafters.appetite import Appetite
 from constrained_spec.drafters.base import Proposal
 from constrained_spec.grammars.tokens import spell
 from constrained_spec.state.sequence import Sequence
@@ -87,6 +88,7 @@ class NgramDrafter:
         self.longest = longest
         self._indices: dict[int, NgramIndex] = {}  # by id of an open sequence
         self._prompts: dict[int, bytes] = {}
+        self._appetites: dict[int, Appetite] = {}
 
     def open(self, sequence: Sequence) -> None:
         """May be called again by another drafter that shares this one."""
@@ -94,20 +96,24 @@ class NgramDrafter:
             index = NgramIndex(sequence.history, self.longest)
             self._indices[id(sequence)] = index
             self._prompts[id(sequence)] = _text(sequence, 0, sequence.history.prompt_length)
+            self._appetites[id(sequence)] = Appetite(self.name)
             sequence.follow(index)
 
     def close(self, sequence: Sequence) -> None:
         self._indices.pop(id(sequence), None)
         self._prompts.pop(id(sequence), None)
+        self._appetites.pop(id(sequence), None)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for proposal in proposals:
             tokens = proposal.sequence.history.tokens  # drafts included
-            at = self.find(proposal)
+            left = self._appetites[id(proposal.sequence)].left(proposal)
+            at = self.find(proposal) if left else None
             if at is None:
-                self._copy_text(proposal)
+                self._copy_text(proposal, left)
                 continue
-            while at < len(tokens) and proposal.room > 0 and proposal.point(tokens[at], self.name):
+            end = at + left
+            while at < min(end, len(tokens)) and proposal.room > 0 and proposal.point(tokens[at], self.name):
                 at += 1
 
     def find(self, proposal: Proposal, shortest: int = 1) -> int | None:
@@ -118,8 +124,10 @@ class NgramDrafter:
         matches = self._indices[id(proposal.sequence)].matches(tokens[-self.longest :], shortest)
         return next((at for at in matches if proposal.tx.is_legal(tokens[at])), None)
 
-    def _copy_text(self, proposal: Proposal) -> None:
+    def _copy_text(self, proposal: Proposal, left: int) -> None:
         """Continue as the text continued after the latest earlier occurrence of its longest known ending."""
+        if not left:
+            return
         s = proposal.sequence
         text = self._prompts[id(s)] + _text(s, s.history.prompt_length, len(s.history))
         end = _continuation(text)
@@ -128,7 +136,7 @@ class NgramDrafter:
         copied = text[end : end + COPIED_BYTES].partition(_NO_TEXT)[0]
         ids = spell(s.vocabulary, copied)
         # What was cut in the middle of a word is no token of that word.
-        for token in ids[:-1] if len(copied) == COPIED_BYTES else ids:
+        for token in (ids[:-1] if len(copied) == COPIED_BYTES else ids)[:left]:
             if proposal.room <= 0 or not proposal.point(token, self.name):
                 break
 

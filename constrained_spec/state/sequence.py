@@ -14,6 +14,7 @@ from constrained_spec.processors.base import Processor
 from constrained_spec.state.participant import HistoryState, KvState, Participant, Slots
 from constrained_spec.state.stop import StopState
 from constrained_spec.state.text import TextState
+from constrained_spec.state.tree import TreeKv, kv_state
 from constrained_spec.types import FinishReason, History, Vocabulary
 
 
@@ -37,6 +38,7 @@ class Counts:
     recovered: int = 0
     bonus: int = 0
     by_source: dict[str, list[int]] = field(default_factory=dict)  # source -> [proposed, accepted]
+    by_position: list[list[int]] = field(default_factory=list)  # place in a block -> [judged, accepted] rounds
 
 
 class Sequence:
@@ -73,7 +75,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.mask_seconds = 0.0  # a measurement, no state
         self.disabled: dict[str, str] = {}  # drafter -> why it was switched off
-        self.kv = KvState(target, slot)
+        self.kv = kv_state(target, slot)
         self.caches: list[KvState] = [self.kv]
         self._history_state = HistoryState(self.history)
         self._followers: list[Participant[Any]] = []
@@ -91,6 +93,11 @@ class Sequence:
     @property
     def slot(self) -> int:
         return self.kv.slot
+
+    @property
+    def takes_trees(self) -> bool:
+        """Can the target score a tree of drafts?"""
+        return isinstance(self.kv, TreeKv)
 
     @property
     def finished(self) -> bool:

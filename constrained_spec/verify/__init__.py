@@ -6,8 +6,10 @@ sampled from any q or guessed, the committed tokens have exactly the law of draw
 - `coupling` keeps x ~ q with chance min(1, p(x)/q(x)) and otherwise draws from norm((p - q)+), so that token z comes
   out with chance min(p(z), q(z)) + (p(z) - q(z))+ = p(z); a guess is the case q = 1 at x;
 - `block` judges the whole block by the same two weights, and keeps at least as much of it;
+- `tree` judges several drafts of one place in turn, each by what the ones before it left of target and draft;
 - `match` emits the target's own choice at every place: the largest logit (`greedy_choices`), or the largest
-  log p + g with noise g keyed by position (`gumbel_choices`), which makes the text the same for every drafter.
+  log p + g with noise g keyed by position (`gumbel_choices`), which makes the text the same for every drafter;
+  `walk` is the same on a tree.
 
 `law` enumerates the theorem on small worlds, `integrate` proves it of the running code, over all coins exactly.
 """
@@ -20,7 +22,18 @@ from constrained_spec.verify.coupling import coupling
 from constrained_spec.verify.draws import inverse_cdf
 from constrained_spec.verify.gumbel import gumbel_joint
 from constrained_spec.verify.integrate import Coupling, coin_grid, integrate
-from constrained_spec.verify.law import RULES, Branch, Round, Rule, block_round, law, round_of
+from constrained_spec.verify.law import (
+    RULES,
+    Branch,
+    Plan,
+    Round,
+    Rule,
+    block_round,
+    law,
+    round_of,
+    tree_round,
+    walk_round,
+)
 from constrained_spec.verify.match import greedy_choices, gumbel_choices, match
 from constrained_spec.verify.theory import (
     acceptance,
@@ -31,9 +44,10 @@ from constrained_spec.verify.theory import (
     residual,
     total_variation,
 )
+from constrained_spec.verify.tree import TreeVerdict, children_table, tree, walk
 from constrained_spec.verify.typical import typical, typical_threshold
 from constrained_spec.verify.verdict import Verdict
-from constrained_spec.verify.world import Distribution, Draft, Prefix, World, distance, one_hot, target_law
+from constrained_spec.verify.world import Distribution, Draft, Prefix, Siblings, World, distance, one_hot, target_law
 
 __all__ = [
     "RULES",
@@ -41,9 +55,12 @@ __all__ = [
     "Coupling",
     "Distribution",
     "Draft",
+    "Plan",
     "Prefix",
     "Round",
     "Rule",
+    "Siblings",
+    "TreeVerdict",
     "Verdict",
     "World",
     "acceptance",
@@ -51,6 +68,7 @@ __all__ = [
     "block_chances",
     "block_round",
     "chi_square",
+    "children_table",
     "coin_grid",
     "coupling",
     "distance",
@@ -70,6 +88,10 @@ __all__ = [
     "round_of",
     "target_law",
     "total_variation",
+    "tree",
+    "tree_round",
     "typical",
     "typical_threshold",
+    "walk",
+    "walk_round",
 ]

@@ -17,7 +17,7 @@ from constrained_spec.errors import ConfigError
 from constrained_spec.verify.gumbel import gumbel_joint
 from constrained_spec.verify.theory import acceptance, residual
 from constrained_spec.verify.typical import typical_threshold
-from constrained_spec.verify.world import Distribution, Prefix, World, one_hot
+from constrained_spec.verify.world import Distribution, Prefix, Siblings, World, one_hot
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,90 @@ def block_round(world: World, prefix: Prefix, gamma: int, room: int) -> Iterator
                     if part > 0:
                         yield (*tokens[:i], y)[:room], unkept * keep * part
             unkept *= 1 - keep
+
+
+Plan = Callable[[Prefix], Siblings]  # the children that a tree has after a prefix
+
+
+def tree_round(plan: Plan, *, remove: bool = True, update: bool = True) -> Round:
+    """Recursive rejection over a tree of ``gamma`` levels, by its definition. See `verify.tree`.
+
+    The two switches make it WRONG, as controls: ``remove`` False judges a later sibling by q as it was for the first
+    one, ``update`` False judges it by the whole target.
+    """
+
+    def walk(world: World, prefix: Prefix, left: int, room: int, weight: float) -> Iterator[tuple[Prefix, float]]:
+        if room == 0:
+            yield (), weight
+            return
+        siblings = plan(prefix) if left else Siblings()
+        yield from fall(world, prefix, left, room, weight, list(world.target(prefix)), siblings, ())
+
+    def fall(
+        world: World, prefix: Prefix, left: int, room: int, weight: float, p: list[float], siblings: Siblings,
+        earlier: Prefix,
+    ) -> Iterator[tuple[Prefix, float]]:  # fmt: skip
+        """The tokens of ``earlier`` siblings have fallen, and ``p`` is what they left of the target."""
+        options = _next_sibling(siblings, earlier)
+        if not options:
+            mass = sum(p)
+            yield from (((y,), weight * part / mass) for y, part in enumerate(p) if part > 0)
+            return
+        guess = len(earlier) < len(siblings.guesses)
+        for x, chance in options.items():
+            if guess:
+                q = list(one_hot(x, world.vocab))
+            else:
+                assert siblings.q is not None
+                q = [options.get(y, 0.0) for y in range(world.vocab)] if remove else list(siblings.q)
+            target = [a / sum(p) for a in p]
+            keep = min(1.0, target[x] / q[x])
+            if keep > 0:
+                for tail, mass in walk(world, (*prefix, x), left - 1, room - 1, weight * chance * keep):
+                    yield (x, *tail), mass
+            if keep < 1:
+                over = [max(a - b, 0.0) for a, b in zip(target, q, strict=True)] if update else target
+                rest = over if sum(over) > 0 else target
+                yield from fall(world, prefix, left, room, weight * chance * (1 - keep), rest, siblings, (*earlier, x))
+
+    return lambda world, prefix, gamma, room: walk(world, prefix, gamma, room, 1.0)
+
+
+def walk_round(plan: Plan) -> Round:
+    """The target's own draw at every node of a tree of ``gamma`` levels: a draw that is a child descends."""
+
+    def families(siblings: Siblings, earlier: Prefix, weight: float) -> Iterator[tuple[Prefix, float]]:
+        options = _next_sibling(siblings, earlier)
+        if not options:
+            yield earlier, weight
+        for x, chance in options.items():
+            yield from families(siblings, (*earlier, x), weight * chance)
+
+    def walk(world: World, prefix: Prefix, left: int, room: int, weight: float) -> Iterator[tuple[Prefix, float]]:
+        if room == 0:
+            yield (), weight
+            return
+        for family, share in families(plan(prefix) if left else Siblings(), (), 1.0):
+            for y, chance in enumerate(world.target(prefix)):
+                mass = weight * share * chance
+                if mass > 0 and y in family:
+                    yield from (((y, *tail), m) for tail, m in walk(world, (*prefix, y), left - 1, room - 1, mass))
+                elif mass > 0:
+                    yield (y,), mass
+
+    return lambda world, prefix, gamma, room: walk(world, prefix, gamma, room, 1.0)
+
+
+def _next_sibling(siblings: Siblings, earlier: Prefix) -> dict[int, float]:
+    """Tokens that the sibling after ``earlier`` ones may be, with their chances; empty if there is no further one."""
+    n = len(earlier)
+    if n < len(siblings.guesses):
+        return {siblings.guesses[n]: 1.0}
+    if siblings.q is None or n >= len(siblings.guesses) + siblings.drawn:
+        return {}
+    rest = {x: chance for x, chance in enumerate(siblings.q) if chance > 0 and x not in earlier}
+    total = sum(rest.values())
+    return {x: chance / total for x, chance in rest.items()}
 
 
 def typical_rule(p: Distribution, q: Distribution) -> list[Branch]:

@@ -11,6 +11,18 @@ Draft = Distribution | int | None  # sampled from it | a point mass | no draft h
 
 
 @dataclass(frozen=True, slots=True)
+class Siblings:
+    """The children of one node of a tree: guesses, then ``drawn`` tokens from ``q`` without replacement.
+
+    Neither a guess nor an earlier draw is drawn again; fewer are drawn where ``q`` has no more tokens.
+    """
+
+    guesses: Prefix = ()
+    q: Distribution | None = None
+    drawn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """``target(prefix)`` is p(. | prefix); ``draft(prefix)`` says what the drafter does there. ``eos`` ends a text."""
 

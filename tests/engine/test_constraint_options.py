@@ -29,9 +29,15 @@ TOOLS = [
     }
     for name, properties in (
         ("weather", {"city": {"type": "string", "maxLength": 12}}),
-        ("book", {"people": {"type": "integer", "minimum": 1, "maximum": 20}, "at": {"type": "string", "pattern": "^[0-2][0-9]:[0-5][0-9]$"}}),
+        (
+            "book",
+            {
+                "people": {"type": "integer", "minimum": 1, "maximum": 20},
+                "at": {"type": "string", "pattern": "^[0-2][0-9]:[0-5][0-9]$"},
+            },
+        ),
     )
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("syntax", ["hermes", "llama3", "mistral", "json"])
@@ -107,7 +113,7 @@ def test_a_lazy_constraint_begins_in_the_accepted_run(smollm2: Engine) -> None:
     result = smollm2.generate(ask, wanted, max_tokens=48)
     plain = smollm2.generate(ask, wanted, max_tokens=48, speculation=False)
     assert result.tokens == plain.tokens
-    head, trigger, tail = result.text.partition("JSON:")
+    _, trigger, tail = result.text.partition("JSON:")
     if trigger and result.finish_reason == "stop":
         assert isinstance(json.loads(tail), list)
 

@@ -8,6 +8,7 @@ import torch
 from constrained_spec.backends.toy import ToyModel
 from constrained_spec.coins import Coins
 from constrained_spec.config import Sampling
+from constrained_spec.drafters.appetite import LEAST, START, Appetite
 from constrained_spec.drafters.base import Drafter, Proposal
 from constrained_spec.drafters.forced import ForcedDrafter
 from constrained_spec.drafters.ngram import NgramDrafter, _continuation
@@ -88,3 +89,24 @@ def test_forced_text_is_drafted_as_it_was_spelled_before() -> None:
 )
 def test_the_latest_longest_ending(text: bytes, end: int | None) -> None:
     assert _continuation(text) == end
+
+
+def test_a_source_offers_less_after_it_was_wrong_and_more_after_it_was_right() -> None:
+    s = sequence([X])
+    appetite = Appetite("ngram")
+
+    def after(proposed: int, accepted: int) -> int:
+        row = s.counts.by_source.setdefault("ngram", [0, 0])
+        row[0] += proposed
+        row[1] += accepted
+        s.counts.rounds += 1
+        with Transaction(s) as tx:
+            return appetite.left(Proposal(tx, 64, "coupling"))
+
+    assert after(0, 0) == START  # nothing was offered: nothing is known
+    assert [after(START, 0), after(8, 0), after(4, 0), after(4, 0)] == [8, 4, LEAST, LEAST]
+    assert [after(4, 4), after(8, 8), after(16, 16)] == [8, 16, 32]
+    assert after(32, 3) == 32, "a long copy that ended is no reason to offer less"
+    assert after(32, 0) == 16
+    with Transaction(s) as tx:
+        assert appetite.left(Proposal(tx, 5, "coupling")) == 5, "the block's budget is kept"

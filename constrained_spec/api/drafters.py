@@ -1,0 +1,158 @@
+"""Drafters by name, as an engine offers them to its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+
+from constrained_spec.backends.transformers import TransformersModel
+from constrained_spec.drafters.base import Drafter
+from constrained_spec.drafters.eagle import EagleDrafter
+from constrained_spec.drafters.early_exit import EarlyExitDrafter
+from constrained_spec.drafters.forced import ForcedDrafter
+from constrained_spec.drafters.manifest import Part, shipped_part
+from constrained_spec.drafters.medusa import MedusaDrafter
+from constrained_spec.drafters.mixture import MixtureDrafter
+from constrained_spec.drafters.model import ModelDrafter
+from constrained_spec.drafters.ngram import NgramDrafter
+from constrained_spec.drafters.prediction import PredictionDrafter
+from constrained_spec.drafters.suffix import SuffixDrafter
+from constrained_spec.drafters.suffix_store import SuffixStore
+from constrained_spec.drafters.translate import TranslateDrafter
+from constrained_spec.drafters.tree import TreeModelDrafter, TreeNgramDrafter
+from constrained_spec.errors import ConfigError, VocabularyMismatchError
+from constrained_spec.processors.pipeline import Pipeline
+
+HISTORY_BYTES = 64 << 20
+
+
+class Drafters:
+    """Makes drafters by name. What owns slots or weights is made once, on first use."""
+
+    def __init__(
+        self,
+        model: TransformersModel,
+        pipeline: Pipeline,
+        draft_model: TransformersModel | None,
+        parts: Mapping[str, Part] | None,
+        history_bytes: int,
+    ) -> None:
+        """``parts``: trained heads by kind; None for those that this package ships for the target. ``history_bytes``:
+        of finished outputs that ``auto`` drafts from, 0 for none; "suffix" keeps its own history even then.
+        """
+        self._model = model
+        self._pipeline = pipeline
+        self._draft = draft_model
+        self._parts = parts
+        self._history = SuffixStore(history_bytes or HISTORY_BYTES, model.vocabulary)
+        self._remembers = history_bytes > 0
+        self._made: dict[str, Drafter] = {}
+        self._shipped: dict[str, Part | None] = {}
+
+    def make(
+        self, name: str, *, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
+    ) -> Drafter | None:
+        """The drafter of one request. Raises ``ConfigError`` where what it needs is missing."""
+        if prediction is not None and name not in ("prediction", "mixture", "auto"):
+            raise ConfigError(
+                f"drafter {name!r} does not use a prediction", param="prediction", hint="prediction, mixture or auto"
+            )
+        if name == "none":
+            return None
+        if name == "prediction":
+            if prediction is None:
+                raise ConfigError("drafter 'prediction' needs a prediction", param="prediction")
+            return PredictionDrafter(prediction)
+        if name == "suffix":
+            return SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key)
+        if name == "forced":
+            return ForcedDrafter(NgramDrafter())
+        if name == "ngram":
+            return NgramDrafter()
+        if name in ("mixture", "auto"):
+            return self._mixture(name, prediction, namespace, grammar_key, verifier)
+        return self._shared(name)
+
+    def _mixture(
+        self, name: str, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
+    ) -> Drafter:
+        """What costs nothing first; a trained head, or a draft model, where that has nothing to say."""
+        if verifier == "tree" and prediction is None:
+            return self._shared("tree")
+        ngram = NgramDrafter()
+        sources: list[Drafter] = []
+        if prediction is not None:
+            sources.append(PredictionDrafter(prediction))
+        sources.append(ForcedDrafter(ngram))
+        if self._remembers:
+            sources.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
+        sources.append(ngram)
+        if self._draft is not None:
+            sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
+        elif self._part("eagle") is not None:
+            sources.append(self._shared("eagle"))
+        return MixtureDrafter(sources, name)
+
+    def _shared(self, name: str) -> Drafter:
+        if name not in self._made:
+            makers: dict[str, Callable[[], Drafter]] = {
+                "model": lambda: ModelDrafter(self._need_draft(name), self._pipeline, self._model.vocabulary),
+                "translate": self._translate,
+                "tree": self._tree,
+                "early-exit": self._early_exit,
+                "medusa": lambda: MedusaDrafter(
+                    self._model, self._pipeline, self._need_part("medusa"), allow_variants=True
+                ),
+                "eagle": lambda: EagleDrafter(
+                    self._model, self._pipeline, self._need_part("eagle"), allow_variants=True
+                ),
+            }
+            self._made[name] = makers[name]()
+        return self._made[name]
+
+    def _same_vocabulary(self) -> bool:
+        try:
+            self._shared("model")
+        except VocabularyMismatchError:
+            return False
+        return True
+
+    def _translate(self) -> Drafter:
+        draft = self._need_draft("translate")
+        return TranslateDrafter(draft, self._pipeline, self._model.vocabulary, prefix=draft.encode(""))
+
+    def _tree(self) -> Drafter:
+        if self._draft is None:
+            return TreeNgramDrafter()
+        return TreeModelDrafter(self._draft, self._pipeline, self._model.vocabulary)
+
+    def _early_exit(self) -> Drafter:
+        if not self._model.path.specialised:
+            raise ConfigError(
+                f"drafter 'early-exit' needs the specialised step ({self._model.path.detail})", param="drafter"
+            )
+        return EarlyExitDrafter(self._model, self._pipeline)
+
+    def _need_draft(self, name: str) -> TransformersModel:
+        if self._draft is None:
+            raise ConfigError(
+                f"drafter {name!r} needs a draft model", param="drafter", hint="Engine.load(..., draft_model=NAME)"
+            )
+        return self._draft
+
+    def _need_part(self, kind: str) -> Part:
+        part = self._part(kind)
+        if part is None:
+            raise ConfigError(
+                f"drafter {kind!r} needs a part trained for {self._model.name}",
+                param="drafter",
+                hint=f"constrained-spec train {kind}, then Engine.load(..., parts=FOLDER)",
+            )
+        return part
+
+    def _part(self, kind: str) -> Part | None:
+        if self._parts is not None:
+            return self._parts.get(kind)
+        if kind not in self._shipped:
+            self._shipped[kind] = shipped_part(kind, self._model, allow_variants=True)
+        return self._shipped[kind]
