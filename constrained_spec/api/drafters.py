@@ -24,6 +24,7 @@ from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline
 
 HISTORY_BYTES = 64 << 20
+COSTS = {"eagle": 0.1, "model": 0.2, "translate": 0.2}  # of a draft, in target steps, roughly
 
 
 class Drafters:
@@ -91,7 +92,9 @@ class Drafters:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
         elif self._part("eagle") is not None:
             sources.append(self._shared("eagle"))
-        return MixtureDrafter(sources, name)
+        # The caller's text and the grammar's own come before any guess.
+        pinned = 1 if prediction is None else 2
+        return MixtureDrafter(sources, name, pinned=pinned, costs=COSTS)
 
     def _shared(self, name: str) -> Drafter:
         if name not in self._made:

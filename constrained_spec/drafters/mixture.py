@@ -1,23 +1,34 @@
-"""The first source that has something, again and again until the block is full: hand-over in mid-block."""
+"""Several sources in one block: each place goes to the best that has something, hand-over in mid-block included."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from constrained_spec.drafters.base import Drafter, Proposal
-from constrained_spec.state.sequence import Sequence
+from constrained_spec.state.sequence import Counts, Sequence
+
+_PRIOR, _WEIGHT = 0.6, 3  # acceptance of a source that was never judged, and the judgements that belief counts for
+_WORTH = 0.4  # chance that everything before a place stands, below which no costly source is asked there
 
 
 class MixtureDrafter:
-    """Asks its sources in order; after any of them added drafts, starts again at the first.
+    """Asks its sources one after another; after any of them added drafts, starts again at the first.
 
-    Whether and where a source speaks depends on the tokens before the place only, never on the sampled token's own
-    probability, so the mixture is as exact as its parts.
+    The first ``pinned`` sources keep their order. The others are asked by how many of their judged drafts stood so far
+    in this sequence, less what a draft of theirs costs. A source that costs is not asked behind drafts that will
+    hardly stand. All of this looks at rounds that are over and at the tokens before the place, never at the chance of a
+    sampled token, so the mixture is as exact as its parts.
     """
 
-    def __init__(self, sources: Seq[Drafter], name: str = "mixture") -> None:
+    def __init__(
+        self, sources: Seq[Drafter], name: str = "mixture", *, pinned: int = 0, costs: Mapping[str, float] | None = None
+    ) -> None:
+        """``costs``: of one draft of a source by name, in target steps; a source that is not named costs nothing."""
         self.name = name
         self.sources = tuple(sources)
+        self._pinned = pinned
+        self._costs = dict(costs or {})
 
     def open(self, sequence: Sequence) -> None:
         for source in self.sources:
@@ -28,17 +39,43 @@ class MixtureDrafter:
             source.close(sequence)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
+        orders = {id(p): self._order(p.sequence.counts) for p in proposals}
         live = list(proposals)
         while live:
-            before = {id(p): len(p.tokens) for p in live}
+            before = {id(p): len(p.tx.drafts) for p in live}
             asking = live
-            for source in self.sources:
-                asking = [p for p in asking if p.room > 0 and source.name not in p.sequence.disabled]
-                if asking:
-                    propose_guarded(source, asking)
-                # The ones this source could not extend go to the next source.
-                asking = [p for p in asking if len(p.tokens) == before[id(p)]]
-            live = [p for p in live if p.room > 0 and len(p.tokens) > before[id(p)]]
+            for rank in range(len(self.sources)):
+                asking = [p for p in asking if p.room > 0]
+                for source in self.sources:
+                    group = [p for p in asking if orders[id(p)][rank] is source and self._may_ask(source, p)]
+                    if group:
+                        propose_guarded(source, group)
+                # The ones this rank could not extend go to the next.
+                asking = [p for p in asking if len(p.tx.drafts) == before[id(p)]]
+            live = [p for p in live if p.room > 0 and len(p.tx.drafts) > before[id(p)]]
+
+    def _order(self, counts: Counts) -> list[Drafter]:
+        free = self.sources[self._pinned :]
+        worth = [_rate(counts, source.name) - self._costs.get(source.name, 0.0) for source in free]
+        ranked = sorted(range(len(free)), key=lambda i: (-worth[i], i))
+        return [*self.sources[: self._pinned], *(free[i] for i in ranked)]
+
+    def _may_ask(self, source: Drafter, p: Proposal) -> bool:
+        if source.name in p.sequence.disabled:
+            return False
+        if not self._costs.get(source.name):
+            return True
+        chance = 1.0
+        for name in set(p.tx.sources) - {source.name}:
+            # Once per source: drafts of one kind stand or fall together.
+            chance *= _rate(p.sequence.counts, name)
+        return chance >= _WORTH
+
+
+def _rate(counts: Counts, name: str) -> float:
+    """Share of the source's judged drafts that stood, with a prior."""
+    _, accepted = counts.by_source.get(name, (0, 0))
+    return (accepted + _PRIOR * _WEIGHT) / (counts.judged.get(name, 0) + _WEIGHT)
 
 
 def propose_guarded(drafter: Drafter, proposals: Seq[Proposal]) -> None:

@@ -38,6 +38,7 @@ class Counts:
     recovered: int = 0
     bonus: int = 0
     by_source: dict[str, list[int]] = field(default_factory=dict)  # source -> [proposed, accepted]
+    judged: dict[str, int] = field(default_factory=dict)  # source -> drafts before whose place everything stood
     by_position: list[list[int]] = field(default_factory=list)  # place in a block -> [judged, accepted] rounds
 
 

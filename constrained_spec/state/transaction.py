@@ -310,6 +310,9 @@ class Transaction:
             row[1] += i in kept
         # A place was judged if all before it stood and there was a draft at it.
         last = kept[-1] if kept else -1
+        for i, source in enumerate(self.sources):
+            if i in kept or self.parents[i] == last:
+                counts.judged[source] = counts.judged.get(source, 0) + 1
         judged = len(kept) + (last in self.parents)
         counts.by_position += [[0, 0] for _ in range(judged - len(counts.by_position))]
         for place in range(judged):

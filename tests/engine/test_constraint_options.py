@@ -50,6 +50,7 @@ def test_tool_calls_are_valid_and_the_same_with_drafts(
     plain = smollm2.generate(ASK, wanted, max_tokens=120, speculation=False)
     assert result.tokens == plain.tokens
     if result.finish_reason == "stop":
+        assert result.parsed is not None
         _, calls = result.parsed
         assert calls and (parallel or len(calls) == 1)
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}  # type: ignore[index]
@@ -70,6 +71,7 @@ def test_text_closes_within_the_limit(smollm2: Engine) -> None:
         cut = smollm2.generate(ask, schema, max_tokens=40, drafter=drafter)
         assert cut.finish_reason == "length" and cut.parsed is None and cut.declared == ()
         whole = smollm2.generate(ask, schema, max_tokens=40, drafter=drafter, close_on_length=True)
+        assert whole.parsed is not None
         assert whole.finish_reason == "stop" and set(whole.parsed) == {"story", "tags"}
         assert whole.usage.completion_tokens <= 40 and whole.declared == ("close_on_length",)
     with pytest.raises(UnsatisfiableError):

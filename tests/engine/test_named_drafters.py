@@ -65,8 +65,10 @@ def test_sampled_text_says_whether_it_is_exact(both: Engine, verifier: str) -> N
 def test_the_invariant_verifier_gives_the_text_of_the_seed(both: Engine, smollm2: Engine, drafter: str) -> None:
     engine = both if drafter == "model" else smollm2
     options: Options = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 3, "verifier": "invariant"}
-    plain = engine.generate(ASK["schema"], CONSTRAINTS["schema"], speculation=False, **options)
-    result = engine.generate(ASK["schema"], CONSTRAINTS["schema"], drafter=drafter, **options)
+    without: Options = {**options, "speculation": False}
+    having: Options = {**options, "drafter": drafter}
+    plain = engine.generate(ASK["schema"], CONSTRAINTS["schema"], **without)
+    result = engine.generate(ASK["schema"], CONSTRAINTS["schema"], **having)
     assert result.tokens == plain.tokens and result.speculation.disabled_reason is None
 
 
@@ -83,9 +85,8 @@ def test_predicted_outputs_are_counted(smollm2: Engine) -> None:
 def test_namespaces_share_nothing(smollm2: Engine) -> None:
     engine = Engine(smollm2.model, history_bytes=1 << 20)
     options: Options = {"max_tokens": 24, "drafter": "suffix"}
-    first = engine.generate(ASK["none"], namespace="a", **options)
-    other = engine.generate(ASK["none"], namespace="b", **options)
-    again = engine.generate(ASK["none"], namespace="a", **options)
+    runs: list[Options] = [{**options, "namespace": namespace} for namespace in "aba"]
+    first, other, again = (engine.generate(ASK["none"], **run) for run in runs)
     assert first.tokens == other.tokens == again.tokens
     assert other.speculation.accepted <= first.speculation.accepted < again.speculation.accepted
 
@@ -98,8 +99,9 @@ def test_namespaces_share_nothing(smollm2: Engine) -> None:
     ],
 )  # fmt: skip
 def test_what_a_drafter_lacks_is_named(smollm2: Engine, drafter: str, options: Options, named: str) -> None:
+    given: Options = {**options, "drafter": drafter, "max_tokens": 2}
     with pytest.raises(ConfigError) as caught:
-        smollm2.generate("x", drafter=drafter, max_tokens=2, **options)
+        smollm2.generate("x", **given)
     assert caught.value.param == named
 
 
