@@ -14,6 +14,7 @@ from constrained_spec.cli.conformance import conformance
 from constrained_spec.cli.demo import demo
 from constrained_spec.cli.doctor import doctor
 from constrained_spec.cli.generate import generate
+from constrained_spec.cli.train import train
 
 app = typer.Typer(
     name="constrained-spec",
@@ -31,6 +32,7 @@ bench.command("drafters")(drafters)
 bench.command("grammars")(grammars)
 bench.command("schemas")(bench_schemas)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
 
 
 def _version(value: bool) -> None:

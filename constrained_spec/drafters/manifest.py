@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from constrained_spec.backends.base import FeatureModel
@@ -66,7 +66,8 @@ def save_part(part: Part, folder: Path) -> Path:
         for name, t in part.tensors.items()
     }
     manifest = dataclasses.replace(part.manifest, weights_digest=_digest(tensors))
-    _replace(folder / f"{kind}.safetensors", lambda path: save_file(tensors, path))
+    # As bytes: safetensors' own writer makes a file that only its owner may read.
+    _replace(folder / f"{kind}.safetensors", lambda path: path.write_bytes(save(tensors)))
     text = json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False) + "\n"
     path = folder / f"{kind}.json"
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -149,7 +150,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return h.hexdigest()
 
 
-def _replace(path: Path, write: Any) -> None:
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(path.name + ".part")
     write(part)
     os.replace(part, path)
