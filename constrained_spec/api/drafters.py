@@ -90,7 +90,8 @@ class Drafters:
         sources.append(ngram)
         if self._draft is not None:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
-        elif self._part("eagle") is not None:
+        elif name == "mixture" and self._part("eagle") is not None:
+            # Not in "auto": it commits more tokens a pass there and fewer a second (bench drafters).
             sources.append(self._shared("eagle"))
         # The caller's text and the grammar's own come before any guess.
         pinned = 1 if prediction is None else 2

@@ -122,7 +122,10 @@ def test_speculation_changes_the_passes_and_not_the_text(tmp_path: Path) -> None
     assert fast["speculation"]["target_passes"] < plain["speculation"]["target_passes"]
     assert fast["exactness"] == "exact"
     assert fast["finish_reason"] == "stop"
-    assert set(fast["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+    assert set(fast["usage"]) == {
+        "prompt_tokens", "completion_tokens", "cached_tokens", "accepted_prediction_tokens",
+        "rejected_prediction_tokens",
+    }  # fmt: skip
     assert set(fast["speculation"]) >= {
         "drafter", "verifier", "gamma", "rounds", "target_passes", "proposed", "accepted", "forced", "recovered",
         "bonus", "disabled_reason",
