@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.features import FeatureStore
-from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product
-from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, ancestors, depths
+from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product, gated
+from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, own_positions, within_tree
 from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
 from constrained_spec.errors import RequestError
 
@@ -74,8 +74,7 @@ class Mlp:
 
     def onto(self, x: Tensor, residual: Tensor) -> Tensor:
         if self.split is not None:
-            gate, up = self.split
-            inner = up.times(x, gate.silu(x))
+            inner = gated(*self.split, x)
         else:
             assert self.joint is not None
             opened, values = self.joint(x).chunk(2, -1)
@@ -268,8 +267,8 @@ class Decoder:
         at = 0
         for block, start in zip(blocks, starts, strict=True):
             n = len(block.tokens)
-            own = range(start, start + n) if block.parents is None else [start + d for d in depths(block.parents)]
-            views = {kind: self._view(block, start, list(own), kind) for kind in self._kinds}
+            own = own_positions(block, start)
+            views = {kind: self._view(block, start, own, kind) for kind in self._kinds}
             out.append(Segment(block.slot, slice(at, at + n), start, start + n, views))
             places += own
             at += n
@@ -292,12 +291,8 @@ class Decoder:
             visible &= keys > queries - window
         if block.parents is not None:
             # Places of a tree are not positions: only ancestors are visible, and the window counts depths.
-            seen = ancestors(block.parents)
-            if window is not None:
-                depth = torch.tensor(depths(block.parents))
-                seen &= depth[:, None] - depth[None, :] < window
             visible[:, start - low :] = False
-            visible[:, start - low : start - low + n] = seen.to(self._device)
+            visible[:, start - low : start - low + n] = within_tree(block.parents, window).to(self._device)
         # The lowest finite value, not -inf: it underflows to a weight of exactly 0 and never makes a NaN.
         mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
         mask.masked_fill_(~visible, torch.finfo(self._dtype).min)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,19 +50,26 @@ def load_model(
     source = locate(name, progress)
     if progress is not None:
         progress("load", 0, None)
-    try:
+    with typed_failures(repr(name)):
         with quiet(gguf=source.gguf is not None):
             model, tokenizer = _read(source, wanted)
         model = model.to(where)
         return TransformersModel(
             model, tokenizer, slots=slots, capacity=capacity, name=name, quantize=quantize, specialise=specialise
         )
+
+
+@contextmanager
+def typed_failures(what: str) -> Iterator[None]:
+    """Turn whatever transformers raises for something missing or broken into a ``ModelError`` about ``what``."""
+    try:
+        yield
     except ConstrainedSpecError:
         raise
-    except Exception as error:  # transformers raises many kinds for a missing or broken model
+    except Exception as error:  # it raises many kinds
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"cannot load {name!r}: {first}",
+            f"cannot load {what}: {first}",
             param="model",
             hint=f"give a local folder, a GGUF file, a hub id, or one of {', '.join(ENTRIES)}",
         ) from error

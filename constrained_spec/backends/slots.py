@@ -77,6 +77,22 @@ def ancestors(parents: Sequence[int]) -> Tensor:
     return out
 
 
+def within_tree(parents: Sequence[int], window: int | None) -> Tensor:
+    """Boolean [n, n]: what each token of a tree block sees of it: ancestors, and no further than the window."""
+    seen = ancestors(parents)
+    if window is not None:
+        depth = torch.tensor(depths(parents))
+        seen &= depth[:, None] - depth[None, :] < window
+    return seen
+
+
+def own_positions(block: Block, start: int) -> list[int]:
+    """Position of each token of a block that is written from place ``start`` on."""
+    if block.parents is None:
+        return list(range(start, start + len(block.tokens)))
+    return [start + depth for depth in depths(block.parents)]
+
+
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer, [slots, kv_heads, capacity, head_dim] each: the two halves of ``both``."""
 
@@ -277,20 +293,14 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
             # Before ``start`` places are positions. In a tree block place start + i has position start + depth_i, so
             # the rule above does not hold there: only ancestors are visible, and the window counts depths.
             n = len(block.tokens)
-            seen = ancestors(block.parents)
-            if window is not None:
-                depth = torch.tensor(depths(block.parents))
-                seen &= depth[:, None] - depth[None, :] < window
-            visible[row, -n:, start - low : start - low + n] = seen.to(self._device)
+            visible[row, -n:, start - low : start - low + n] = within_tree(block.parents, window).to(self._device)
         # The lowest finite value, not -inf: it underflows to a weight of exactly 0 and never makes a NaN.
         mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(~visible, torch.finfo(self._dtype).min).unsqueeze(1)
 
 
 def _positions(block: Block, start: int, width: int) -> list[int]:
-    n = len(block.tokens)
-    own = range(start, start + n) if block.parents is None else [start + d for d in depths(block.parents)]
-    return [start] * (width - n) + list(own)
+    return [start] * (width - len(block.tokens)) + own_positions(block, start)
 
 
 def _plain(blocks: Sequence[Block], starts: Sequence[int], window: int | None) -> bool:

@@ -8,9 +8,9 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from constrained_spec.backends.catalogue import ENTRIES, Progress
 from constrained_spec.backends.gguf import quiet, restore_pre_tokenizer
-from constrained_spec.backends.load import Source, locate
+from constrained_spec.backends.load import Source, locate, typed_failures
 from constrained_spec.backends.vocabulary import build_vocabulary
-from constrained_spec.errors import ConstrainedSpecError, ModelError
+from constrained_spec.errors import ModelError
 from constrained_spec.types import Vocabulary
 
 
@@ -23,7 +23,7 @@ def load_vocabulary(name: str, *, progress: Progress | None = None) -> Vocabular
     folder = Path(name).expanduser()
     bare = name not in ENTRIES and folder.is_dir() and not (folder / "config.json").is_file()
     source = Source(str(folder)) if bare else locate(name, progress)
-    try:
+    with typed_failures(f"the tokenizer of {name!r}"):
         with quiet(gguf=source.gguf is not None):
             tokenizer = AutoTokenizer.from_pretrained(source.folder, **source.options)
             sources = [tokenizer]
@@ -32,15 +32,6 @@ def load_vocabulary(name: str, *, progress: Progress | None = None) -> Vocabular
         if source.gguf is not None:
             restore_pre_tokenizer(tokenizer, Path(source.folder, source.gguf))
         vocabulary = build_vocabulary(tokenizer, _width(tokenizer, sources), _eos_ids(sources))
-    except ConstrainedSpecError:
-        raise
-    except Exception as error:  # transformers raises many kinds for a missing or broken tokenizer
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"cannot load the tokenizer of {name!r}: {first}",
-            param="model",
-            hint=f"give a local folder, a GGUF file, a hub id, or one of {', '.join(ENTRIES)}",
-        ) from error
     if not vocabulary.eos_ids:
         raise ModelError(f"{name!r} declares no end-of-sequence token", param="model")
     return vocabulary

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from constrained_spec.backends.base import FeatureModel
-from constrained_spec.backends.products import Maker, Packed, Product
+from constrained_spec.backends.products import Maker, gated
 from constrained_spec.drafters.base import Proposal
 from constrained_spec.drafters.heads import LEAST, Chain, HeadDrafter, committed, drafts
 from constrained_spec.drafters.manifest import Part
@@ -202,7 +202,7 @@ class EagleLayer:
         x = self._fuse(torch.cat((self._norm(states, "norm_state"), self._norm(embedded, "norm_token")), -1))
         x = self._out.onto(self._attend(self._norm(x, "norm_attention"), both, spans), x)
         y = self._norm(x, "norm_mlp")
-        x = self._down.onto(_opened(self._gate, self._up, y), x)
+        x = self._down.onto(gated(self._gate, self._up, y), x)
         return self._norm(x, "norm_out")
 
     def _attend(self, x: Tensor, both: Tensor, spans: Seq[_Span]) -> Tensor:
@@ -234,9 +234,3 @@ class EagleLayer:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return nn.functional.rms_norm(x, self._width, self._norms[name], self._epsilon)
-
-
-def _opened(gate: Product, up: Product, x: Tensor) -> Tensor:
-    if isinstance(gate, Packed) and isinstance(up, Packed):
-        return up.times(x, gate.silu(x))
-    return nn.functional.silu(gate(x)) * up(x)

@@ -12,7 +12,6 @@ from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.errors import ConfigError
 from constrained_spec.processors.pipeline import Pipeline
-from constrained_spec.state.participant import KvState
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.types import Vocabulary
 
@@ -93,17 +92,11 @@ class EarlyExitDrafter(ModelDrafter):
 
     def __init__(self, target: Shallow, pipeline: Pipeline, layers: int | None = None) -> None:
         """``layers``: default a quarter of the target's. Raises ``ConfigError``."""
-        self._first = FirstLayers(target, max(1, target.depth // 4) if layers is None else layers)
-        super().__init__(self._first, pipeline, target.vocabulary)
+        first = FirstLayers(target, max(1, target.depth // 4) if layers is None else layers)
+        super().__init__(first, pipeline, target.vocabulary)
 
-    def open(self, sequence: Sequence) -> None:
-        self._first.set_length(sequence.slot, 0)
-        cache = KvState(self._first, sequence.slot)
-        self._caches[id(sequence)] = cache
-        sequence.caches.append(cache)
+    def _take(self, sequence: Sequence) -> int:
+        return sequence.slot
 
-    def close(self, sequence: Sequence) -> None:
-        self._appetites.pop(id(sequence), None)
-        cache = self._caches.pop(id(sequence), None)
-        if cache is not None:
-            sequence.caches.remove(cache)
+    def _give(self, slot: int) -> None:
+        """The slot is the target's."""

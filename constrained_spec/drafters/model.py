@@ -38,10 +38,17 @@ class ModelDrafter:
         self._free = list(range(model.slots))
         self._appetites: dict[int, Appetite] = {}
 
-    def open(self, sequence: Sequence) -> None:
+    def _take(self, sequence: Sequence) -> int:
+        """A slot of the draft model for ``sequence``."""
         if not self._free:
             raise ConfigError("the draft model has no free slot", param="slots", hint="load it with more slots")
-        slot = self._free.pop()
+        return self._free.pop()
+
+    def _give(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def open(self, sequence: Sequence) -> None:
+        slot = self._take(sequence)
         self._model.set_length(slot, 0)
         cache = KvState(self._model, slot)
         self._caches[id(sequence)] = cache
@@ -51,7 +58,7 @@ class ModelDrafter:
         self._appetites.pop(id(sequence), None)
         cache = self._caches.pop(id(sequence), None)
         if cache is not None:
-            self._free.append(cache.slot)
+            self._give(cache.slot)
             sequence.caches.remove(cache)
 
     def propose(self, proposals: Seq[Proposal]) -> None:

@@ -59,11 +59,8 @@ class Round:
     times: RoundTimes
 
 
-def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], prefill: Seq[Block] = ()) -> Round:
-    """Advance every row by at least one committed token. A row that fails is rolled back alone.
-
-    ``prefill`` are blocks of other slots, without wanted rows, that the same forward writes.
-    """
+def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round:
+    """Advance every row by at least one committed token. A row that fails is rolled back alone."""
     start = time.perf_counter()
     masks = -sum(r.sequence.mask_seconds for r in rows)
     with ExitStack() as stack:
@@ -71,7 +68,7 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], prefill:
         _propose(rows, proposals)
         proposed = time.perf_counter()
         _write_ahead(model, proposals)
-        logits = model.score([*(_block(p) for p in proposals), *prefill])
+        logits = model.score([_block(p) for p in proposals])
         scored = time.perf_counter()
         outcomes = _verify_and_commit(pipeline, rows, proposals, logits)
     masks += sum(r.sequence.mask_seconds for r in rows)
