@@ -10,6 +10,10 @@
         VocabularyMismatchError   draft and target vocabularies differ
       ModelError                  a model cannot be loaded, or its cache kind is not supported
       DeadEndError                the constraint leaves no next token; says where
+      OverloadedError             the queue is full; says when to come again (HTTP 429)
+      DeadlineError               the request's time ran out
+      RequestCancelled            its caller, or the closing engine, gave it up
+      EngineError                 the engine's thread broke; the request was lost with it
       TransactionError            the transaction was misused: a fault of ours
       AuditFailure                an audit found the contract broken
 
@@ -83,6 +87,26 @@ class ModelError(ConstrainedSpecError):
 
 class DeadEndError(ConstrainedSpecError):
     """The pipeline leaves no token with positive probability."""
+
+
+class OverloadedError(ConstrainedSpecError):
+    """The queue is full. ``retry_after``: seconds after which a place is likely to be free."""
+
+    def __init__(self, message: str, *, retry_after: float, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, param=param, hint=hint)
+        self.retry_after = retry_after
+
+
+class DeadlineError(ConstrainedSpecError):
+    """The request's deadline passed before it was finished."""
+
+
+class RequestCancelled(ConstrainedSpecError):
+    """The request was given up before it was finished."""
+
+
+class EngineError(ConstrainedSpecError):
+    """The engine cannot serve: its thread broke, or it was closed."""
 
 
 class TransactionError(ConstrainedSpecError):

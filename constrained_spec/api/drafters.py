@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
@@ -20,7 +21,7 @@ from constrained_spec.drafters.suffix import SuffixDrafter
 from constrained_spec.drafters.suffix_store import SuffixStore
 from constrained_spec.drafters.translate import TranslateDrafter
 from constrained_spec.drafters.tree import TreeModelDrafter, TreeNgramDrafter
-from constrained_spec.errors import ConfigError, VocabularyMismatchError
+from constrained_spec.errors import ConfigError, ModelError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline
 
 HISTORY_BYTES = 64 << 20
@@ -47,6 +48,9 @@ class Drafters:
         self._parts = parts
         self._history = SuffixStore(history_bytes or HISTORY_BYTES, model.vocabulary)
         self._remembers = history_bytes > 0
+        self.lost: str | None = None  # why there is no draft model any more
+        self.run: Callable[[Callable[[], Drafter]], Drafter] = lambda make: make()  # where shared drafters are made
+        self._lock = threading.Lock()
         self._made: dict[str, Drafter] = {}
         self._shipped: dict[str, Part | None] = {}
 
@@ -74,6 +78,14 @@ class Drafters:
             return self._mixture(name, prediction, namespace, grammar_key, verifier)
         return self._shared(name)
 
+    def release(self) -> bool:
+        """Free the draft model's memory; who drafts with it goes on without. False: there is none to free."""
+        if self._draft is None or self.lost is not None:
+            return False
+        self.lost = "its memory was needed"
+        self._draft.release()
+        return True
+
     def _mixture(
         self, name: str, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
     ) -> Drafter:
@@ -88,7 +100,7 @@ class Drafters:
         if self._remembers:
             sources.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
         sources.append(ngram)
-        if self._draft is not None:
+        if self._draft is not None and self.lost is None:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
         elif name == "mixture" and self._part("eagle") is not None:
             # Not in "auto": it commits more tokens a pass there and fewer a second (bench drafters).
@@ -111,7 +123,10 @@ class Drafters:
                     self._model, self._pipeline, self._need_part("eagle"), allow_variants=True
                 ),
             }
-            self._made[name] = makers[name]()
+            with self._lock:
+                if name not in self._made:
+                    # It may touch the target, which belongs to the engine's thread.
+                    self._made[name] = self.run(makers[name])
         return self._made[name]
 
     def _same_vocabulary(self) -> bool:
@@ -138,6 +153,8 @@ class Drafters:
         return EarlyExitDrafter(self._model, self._pipeline)
 
     def _need_draft(self, name: str) -> TransformersModel:
+        if self.lost is not None:
+            raise ModelError(f"the draft model is gone: {self.lost}", param="draft_model")
         if self._draft is None:
             raise ConfigError(
                 f"drafter {name!r} needs a draft model", param="drafter", hint="Engine.load(..., draft_model=NAME)"

@@ -2,94 +2,60 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import statistics
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from constrained_spec.api.drafters import Drafters
+from constrained_spec.api.request import Options, Request
 from constrained_spec.api.result import Piece, Result, SpeculationReport, Target, Timing, Usage
+from constrained_spec.api.ticket import Ticket
 from constrained_spec.backends.load import load_model
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.coins import Coins
-from constrained_spec.config import APPROXIMATE, DEFAULT_GAMMA, Sampling, Speculation
+from constrained_spec.config import APPROXIMATE
 from constrained_spec.drafters.base import Drafter
 from constrained_spec.drafters.manifest import KINDS, Part, load_part
 from constrained_spec.drafters.prediction import prediction_usage
-from constrained_spec.engine.generation import Generation, RoundEvent
-from constrained_spec.errors import ConfigError, ModelError, RequestError
-from constrained_spec.grammars.base import Grammar, Matcher
+from constrained_spec.engine.controller import Controller
+from constrained_spec.engine.job import Job, Mode
+from constrained_spec.engine.scheduler import PREFILL_CHUNK, Scheduler
+from constrained_spec.engine.selfcheck import self_check
+from constrained_spec.engine.snapshot import Snapshot, Totals
+from constrained_spec.engine.worker import Health, Worker
+from constrained_spec.errors import AuditFailure, ConfigError, ModelError, RequestError, VocabularyMismatchError
+from constrained_spec.grammars.base import Grammar
 from constrained_spec.grammars.compile import JsonSchema, compile_constraint
-from constrained_spec.grammars.json_schema import SchemaGrammar, SchemaSource, Whitespace, load_schema
+from constrained_spec.grammars.json_schema import SchemaGrammar, load_schema
 from constrained_spec.grammars.lengths import CloseOnLength
-from constrained_spec.grammars.output_types import JsonOptions, parse_output, to_constraint
+from constrained_spec.grammars.output_types import parse_output, to_constraint
 from constrained_spec.grammars.schema_relax import validates
 from constrained_spec.grammars.schema_walk import with_null
-from constrained_spec.grammars.tokens import Tokenization
 from constrained_spec.grammars.tracking import TrackingMatcher
-from constrained_spec.processors.base import Processor
 from constrained_spec.processors.pipeline import Pipeline, validate_sampling
-from constrained_spec.state.sequence import Sequence
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
-Prompt = str | Seq[Message]
+Prompt = str | Seq[Message] | Seq[int]
 Progress = Callable[[str, int, int | None], None]
 
 
-class Options(TypedDict, total=False):
-    """Everything a request may set; see ``Sampling`` and ``Speculation`` for meanings and defaults."""
-
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    suppress_tokens: tuple[int, ...]
-    stop: str | Seq[str]
-    include_stop: bool
-    ignore_eos: bool
-    seed: int | None
-    logprobs: int | None
-    logprobs_mode: Literal["processed", "raw"]
-    drafter: str | Drafter
-    gamma: int
-    verifier: str
-    speculation: bool
-    processors: Seq[Processor]
-    whitespace: str
-    tokenization: str
-    on_unsupported: str
-    ensure_ascii: bool
-    registry: Mapping[str, SchemaSource]
-    nullable: bool
-    close_on_length: bool
-    prediction: str | Seq[int] | None
-    namespace: str
-    on_round: Callable[[RoundEvent], None] | None
-
-
-WHITESPACE = get_args(Whitespace)
-TOKENIZATION = get_args(Tokenization)
-_SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-
-
 class Engine:
-    """One target model, at most one draft model, and the requests that run on them.
+    """One target model, at most one draft model, and the thread that runs requests on them.
 
-        engine = Engine.load("smollm2-135m")
+        engine = Engine.load("smollm2-135m", slots=4)
         person = engine([{"role": "user", "content": "Ada, 36"}], Person).parsed
+        people = engine.batch(prompts, Person)
+        ticket = engine.submit(prompt, Person)  # iterate it, `await` its `aresult()`, or `cancel()` it
 
-    Threads may share an engine: rounds of different requests take turns on the model.
+    Safe under threads. Up to ``slots`` requests share each forward; further ones wait.
     """
 
     def __init__(
@@ -99,14 +65,42 @@ class Engine:
         *,
         parts: Mapping[str, Part] | None = None,
         history_bytes: int = 0,
+        prefill_chunk: int = PREFILL_CHUNK,
+        prefix_reuse: bool = False,
+        queue: int | None = None,
+        speculation: Mode = "fixed",
+        require_drafter: bool = False,
+        check: bool = False,
     ) -> None:
+        """See ``load``."""
+        if prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk must be at least 1, got {prefill_chunk}", param="prefill_chunk")
+        if queue is not None and queue < 0:
+            raise ConfigError(f"queue must not be negative, got {queue}", param="queue")
+        if speculation not in ("off", "fixed", "auto"):
+            raise ConfigError(f"unknown speculation {speculation!r}", param="speculation", hint="off, fixed or auto")
         self.model = model
         self.draft_model = draft_model
+        self.speculation: Mode = speculation
+        self.require_drafter = require_drafter
         self._pipeline = Pipeline(model.vocabulary)
         self._target = Target(model.name, model.numerics, model.weights_digest() if model.quantized else None)
-        self._turn = threading.Lock()
-        self._free = list(range(model.slots))
-        self._drafters = Drafters(model, self._pipeline, draft_model, parts, history_bytes)
+        self._totals = Totals()
+        self._off: str | None = None  # why nobody may speculate
+        self.controller = Controller()
+        drafters = self._drafters = Drafters(model, self._pipeline, draft_model, parts, history_bytes)
+        self._worker = Worker(
+            partial(
+                Scheduler, model, self._pipeline, prefill_chunk=prefill_chunk, prefix_reuse=prefix_reuse,
+                controller=self.controller, on_memory=drafters.release, totals=self._totals,
+            ),
+            queue=queue,
+        )  # fmt: skip
+        drafters.run = self._worker.call
+        # The thread must not keep an engine alive that nobody holds any more.
+        self._finalizer = weakref.finalize(self, self._worker.close, drain=False)
+        if check:
+            self._check()
 
     @classmethod
     def load(
@@ -123,33 +117,63 @@ class Engine:
         parts: str | None = None,
         history_bytes: int = 0,
         threads: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+        prefix_reuse: bool = False,
+        queue: int | None = None,
+        speculation: Mode = "fixed",
+        require_drafter: bool = False,
+        check: bool = False,
         progress: Progress | None = None,
     ) -> Engine:
         """Load by catalogue alias (``smollm2-135m``), hub id, local folder or GGUF file.
 
-        ``slots`` is the number of requests that may be open at once, ``capacity`` the context limit in tokens (default:
-        the model's own, at most 8192). ``quantize="int8"`` (CPU) declares the int8 model to be the target: quicker, and
-        another distribution; ``quantize_draft`` does the same to the draft model, which changes speed only. ``parts``
-        is a folder of trained heads (default: those shipped for the model). With ``history_bytes`` the drafter "auto"
-        also copies from finished outputs, within one ``namespace``; what a seed gives then depends on them, except
-        under the "invariant" verifier. ``threads``
-        pins torch's intra-op threads, a setting of the whole process. Raises ``ConfigError``, ``ModelError``.
+        ``slots`` is the number of requests that share a forward, ``capacity`` the context limit of each in tokens
+        (default: the model's own, at most 8192): keys and values take ``slots * capacity`` places from the start.
+        ``quantize="int8"`` (CPU) declares the int8 model to be the target: quicker, and another distribution;
+        ``quantize_draft`` does the same to the draft model, which changes speed only. ``parts`` is a folder of trained
+        heads (default: those shipped for the model). With ``history_bytes`` the drafter "auto" also copies from
+        finished outputs, within one ``namespace``; what a seed gives then depends on them, except under the "invariant"
+        verifier. ``threads`` pins torch's intra-op threads, a setting of the whole process.
+
+        ``prefill_chunk`` bounds the prompt tokens that one round writes beside requests that decode. ``prefix_reuse``
+        takes the beginning of a prompt from a slot of the same namespace. ``queue`` bounds the requests that wait, see
+        ``OverloadedError``. ``speculation`` is the default of requests: "fixed" drafts up to ``gamma`` each round,
+        "auto" lets measured cost and acceptance decide, which makes the text of a seed depend on the clock except under
+        the "invariant" verifier (never its law), "off" is target-only. A draft model that cannot be loaded or used
+        means target-only decoding and a warning, or with ``require_drafter`` the error. ``check`` tests law and
+        rollback first, and speculates only if they hold.
+
+        Raises ``ConfigError``, ``ModelError``.
         """
         model = load_model(
             name, device=device, dtype=dtype, slots=slots, capacity=capacity, quantize=quantize, threads=threads,
             progress=progress,
         )  # fmt: skip
-        draft = None
+        draft, lost = None, None
         if draft_model is not None:
-            # Its own context limit: where the draft's context ends, drafting ends, not the request.
-            draft = load_model(
-                draft_model, device=device, dtype=dtype, slots=slots, quantize=quantize_draft, threads=threads,
-                progress=progress,
-            )  # fmt: skip
+            try:
+                # Its own context limit: where the draft's context ends, drafting ends, not the request.
+                draft = load_model(
+                    draft_model, device=device, dtype=dtype, slots=slots, quantize=quantize_draft, threads=threads,
+                    progress=progress,
+                )  # fmt: skip
+            except ModelError as error:
+                if require_drafter:
+                    raise
+                lost = str(error)
         elif quantize_draft is not None:
             raise ConfigError("there is no draft model to quantise", param="quantize_draft")
         found = None if parts is None else _load_parts(Path(parts))
-        return cls(model, draft, parts=found, history_bytes=history_bytes)
+        engine = cls(
+            model, draft, parts=found, history_bytes=history_bytes, prefill_chunk=prefill_chunk,
+            prefix_reuse=prefix_reuse, queue=queue, speculation=speculation, require_drafter=require_drafter,
+            check=check,
+        )  # fmt: skip
+        if lost is not None:
+            engine.lose_draft_model(lost)
+        return engine
+
+    # ---- one request ----------------------------------------------------------------------------------------------
 
     @overload
     def generate(self, prompt: Prompt, output_type: type[T], **options: Unpack[Options]) -> Result[T]: ...
@@ -160,20 +184,86 @@ class Engine:
     def generate(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Result[Any]:
         """Run one request to its end.
 
-        ``prompt`` is raw text, or messages for the model's chat template. ``output_type`` is a pydantic model, any
-        Python type, a JSON Schema (dict), or a constraint (``Regex``, ``Choice``, ``Lark``, ``JsonSchema``). Raises
-        ``ConfigError`` for a bad option, ``RequestError`` for a bad prompt or constraint, ``DeadEndError``.
+        ``prompt`` is raw text, messages for the model's chat template, or token ids. ``output_type`` is a pydantic
+        model, any Python type, a JSON Schema (dict), or a constraint (``Regex``, ``Choice``, ``Lark``, ``JsonSchema``).
+        Raises ``ConfigError`` for a bad option, ``RequestError`` for a bad prompt or constraint, ``DeadEndError``,
+        ``OverloadedError``, ``DeadlineError``, ``EngineError``.
         """
-        result = None
-        for piece in self.stream(prompt, output_type, **options):
-            result = piece.result
-        assert result is not None
-        return result
+        ticket = self.submit(prompt, output_type, **options)
+        try:
+            return ticket.result()
+        except BaseException:
+            ticket.cancel()
+            raise
 
     __call__ = generate
 
+    async def agenerate(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Result[Any]:
+        """As ``generate``; a cancelled task cancels the request. Compiling the constraint happens in the event loop."""
+        ticket = self.submit(prompt, output_type, **options)
+        try:
+            return await ticket.aresult()
+        except BaseException:
+            ticket.cancel()
+            raise
+
     def stream(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Iterator[Piece[Any]]:
-        """As ``generate``, a piece per round. Options and constraint are checked here, before the first step."""
+        """As ``generate``, a piece per round. Options and constraint are checked here, before the first step.
+
+        Closing the iterator before its end cancels the request.
+        """
+        ticket = self.submit(prompt, output_type, **options)
+
+        def pieces() -> Iterator[Piece[Any]]:
+            try:
+                yield from ticket
+            finally:
+                ticket.cancel()
+
+        return pieces()
+
+    def astream(
+        self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]
+    ) -> AsyncIterator[Piece[Any]]:
+        """As ``stream``, for an event loop."""
+        ticket = self.submit(prompt, output_type, **options)
+
+        async def pieces() -> AsyncIterator[Piece[Any]]:
+            try:
+                async for piece in ticket:
+                    yield piece
+            finally:
+                ticket.cancel()
+
+        return pieces()
+
+    def batch(self, prompts: Seq[Prompt], output_type: object = None, **options: Unpack[Options]) -> list[Result[Any]]:
+        """Run several prompts together, results in their order. With a ``seed``, prompt i is choice i of it.
+
+        The first error cancels the rest and is raised. Never more wait than the engine's queue takes.
+        """
+        tickets: list[Ticket[Any]] = []
+        limit = self._worker.queue
+        first = options.get("choice", 0)
+        try:
+            for i, prompt in enumerate(prompts):
+                if limit is not None and i >= limit + self.model.slots:
+                    tickets[i - limit - self.model.slots].result()
+                numbered: Options = {**options, "choice": first + i}
+                tickets.append(self.submit(prompt, output_type, **numbered))
+            return [ticket.result() for ticket in tickets]
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+
+    def submit(self, prompt: Prompt, output_type: object = None, **options: Unpack[Options]) -> Ticket[Any]:
+        """Hand a request over and return at once; the constraint is compiled here, in the caller's thread.
+
+        Raises what is wrong with the request, ``OverloadedError`` and ``EngineError`` here; all else where the ticket
+        is waited for.
+        """
+        start = time.monotonic()
         request = Request.parse(output_type, options)
         validate_sampling(request.sampling, self.model.vocabulary)
         tokens = self.encode(prompt)
@@ -193,12 +283,25 @@ class Engine:
             if constraint is None
             else compile_constraint(constraint, self.model.vocabulary, tokenization=request.tokenization)
         )
-        drafter = self._drafter(request, None if grammar is None else grammar.key)
+        drafter, disabled = self._drafter(request, None if grammar is None else grammar.key)
         matcher = None if grammar is None else grammar.matcher()
         if request.close_on_length:
             assert isinstance(matcher, TrackingMatcher), "every matcher tracks its tokens"
             matcher = CloseOnLength(matcher, min(request.sampling.max_tokens, self.model.capacity - len(tokens)))
-        return self._run(request, tokens, grammar, matcher, drafter)
+        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
+        ticket: Ticket[Any] = Ticket()
+        job = Job(
+            prompt=tokens, sampling=request.sampling, coins=Coins(seed, request.choice), sink=ticket, matcher=matcher,
+            processors=request.processors, drafter=drafter, gamma=request.speculation.gamma,
+            mode="off" if drafter is None else request.mode or self.speculation,
+            verifier=request.speculation.verifier, priority=request.priority,
+            deadline=None if request.deadline is None else start + request.deadline, namespace=request.namespace,
+            inspect=request.inspect, disabled=disabled,
+        )  # fmt: skip
+        # The ticket holds the engine, so that one nobody else holds lives until its requests are over.
+        ticket.bind(job, partial(self._result, request, grammar), self._cancel)
+        self._worker.submit(job)
+        return ticket
 
     @staticmethod
     def check(output_type: object = None, **options: Unpack[Options]) -> None:
@@ -207,79 +310,86 @@ class Engine:
         to_constraint(output_type, request.json_options)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt: raw text as it is, messages through the chat template."""
+        """Ids of a prompt: raw text as it is, messages through the chat template, ids checked."""
         if isinstance(prompt, str):
             return self.model.encode(prompt)
-        return self.model.chat_prompt(prompt)
+        if all(isinstance(part, int) for part in prompt):
+            return self._checked_ids([int(part) for part in prompt])  # type: ignore[arg-type]
+        return self.model.chat_prompt([part for part in prompt if isinstance(part, Mapping)])
 
-    def _drafter(self, request: Request, grammar_key: str | None) -> Drafter | None:
-        if not isinstance(request.drafter, str):
-            return request.drafter
-        return self._drafters.make(
-            request.drafter,
-            prediction=request.prediction,
-            namespace=request.namespace,
-            grammar_key=grammar_key,
-            verifier=request.speculation.verifier,
-        )
+    def _checked_ids(self, ids: list[int]) -> list[int]:
+        size = self.model.vocabulary.size
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            raise RequestError(f"token id {wrong} is not one of the model's {size}", param="prompt")
+        return ids
 
-    def _run(
-        self,
-        request: Request,
-        prompt: list[int],
-        grammar: Grammar | None,
-        matcher: Matcher | None,
-        drafter: Drafter | None,
-    ) -> Iterator[Piece[Any]]:
-        with self._turn:
-            if not self._free:
-                raise ConfigError(
-                    f"all {self.model.slots} slots are in use by open streams",
-                    param="slots",
-                    hint="finish or close one, or load the engine with more slots",
-                )
-            slot = self._free.pop()
-            self.model.set_length(slot, 0)
-        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-        sequence = Sequence(
-            prompt=prompt,
-            sampling=request.sampling,
-            coins=Coins(seed),
-            vocabulary=self.model.vocabulary,
-            target=self.model,
-            slot=slot,
-            capacity=self.model.capacity,
-            matcher=matcher,
-            processors=request.processors,
-        )
+    # ---- the engine -----------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        return self._worker.health()
+
+    def snapshot(self) -> Snapshot:
+        return self._worker.snapshot()
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """Why decoding went on target-only where it did: kind -> the latest reason."""
+        return dict(self._totals.reasons)
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Take no more requests; let the present ones end (``drain``, at most ``timeout`` seconds), or cancel them."""
+        self._worker.close(drain, timeout)
+
+    def lose_draft_model(self, reason: str) -> None:
+        """Go on without the draft model: what would use it decodes target-only, and its results say why."""
+        self._drafters.lost = reason
+        self._totals.fallback("drafter-load", reason)
+        warnings.warn(f"decoding goes on without the draft model: {reason}", RuntimeWarning, stacklevel=2)
+
+    def _check(self) -> None:
         try:
-            if drafter is not None:
-                with self._turn:
-                    drafter.open(sequence)
-            generation = Generation(
-                self.model,
-                self._pipeline,
-                sequence,
-                drafter,
-                gamma=request.speculation.gamma,
+            self_check(self.model)
+        except AuditFailure as failure:
+            if self.require_drafter:
+                raise
+            self._off = f"self-check: {failure}"
+            self._totals.fallback("self-check", str(failure))
+            warnings.warn(f"speculation is off: {failure}", RuntimeWarning, stacklevel=3)
+
+    def _cancel(self, job: Job) -> None:
+        self._worker.cancel(job)
+
+    def _drafter(self, request: Request, grammar_key: str | None) -> tuple[Drafter | None, dict[str, str]]:
+        """The request's drafter, or None and the reason why it has none."""
+        name = request.drafter
+        if request.mode == "off" or name == "none":
+            return None, {}
+        if self._off is not None:
+            return None, {"speculation": self._off}
+        if self.speculation == "off" and request.mode is None:
+            return None, {}
+        if not isinstance(name, str):
+            return name, {}
+        try:
+            drafter = self._drafters.make(
+                name,
+                prediction=request.prediction,
+                namespace=request.namespace,
+                grammar_key=grammar_key,
                 verifier=request.speculation.verifier,
             )
-            while not sequence.finished:
-                with self._turn:
-                    event = generation.step()
-                if request.on_round is not None:
-                    request.on_round(event)
-                result = self._result(request, generation, seed, grammar) if event.finished else None
-                yield Piece(event.text, event.commit.tokens, event.commit.origins, result)
-        finally:
-            with self._turn:
-                if drafter is not None:
-                    drafter.close(sequence)
-                self._free.append(slot)
+        except (ModelError, VocabularyMismatchError) as error:
+            if self.require_drafter:
+                raise
+            self._totals.fallback("drafter-load", f"{name}: {error}")
+            return None, {name: str(error)}
+        return drafter, {}
 
-    def _result(self, request: Request, generation: Generation, seed: int, grammar: Grammar | None) -> Result[Any]:
-        s, times = generation.sequence, generation.times
-        assert s.finish_reason is not None
+    def _result(self, request: Request, grammar: Grammar | None, job: Job) -> Result[Any]:
+        s, times = job.sequence, job.times
+        assert s is not None and s.finish_reason is not None
+        assert times.admitted is not None and times.first is not None and times.finished is not None
         text = s.visible_text()
         parsed, parse_error = None, None
         if request.output_type is not None and s.finish_reason == "stop":
@@ -304,13 +414,16 @@ class Engine:
             usage=Usage(
                 s.history.prompt_length,
                 s.history.output_length,
+                cached_tokens=job.cached,
                 accepted_prediction_tokens=predicted[0],
                 rejected_prediction_tokens=predicted[1],
             ),
             speculation=SpeculationReport(
                 drafter=request.drafter if isinstance(request.drafter, str) else request.drafter.name,
                 verifier=request.speculation.verifier,
+                mode=job.mode,
                 gamma=request.speculation.gamma,
+                preemptions=job.preemptions,
                 rounds=c.rounds,
                 target_passes=c.rounds,
                 proposed=c.proposed,
@@ -323,9 +436,14 @@ class Engine:
                 by_position=tuple((judged, accepted) for judged, accepted in c.by_position),
             ),
             timing=Timing(
-                times.first_round, times.total, times.forward, times.propose, statistics.median(times.overheads)
+                queue_s=times.admitted - times.submitted,
+                first_token_s=times.first - times.submitted,
+                total_s=times.finished - times.submitted,
+                forward_s=times.forward,
+                propose_s=times.propose,
+                overhead_s=statistics.median(times.overheads),
             ),
-            seed=seed,
+            seed=job.coins.seed,
             target=self._target,
             logprobs=tuple(s.logprobs),
             parse_error=parse_error,
@@ -333,80 +451,6 @@ class Engine:
             unenforced=unenforced,
             holds=violation is None if unenforced and s.finish_reason == "stop" else None,
             violation=violation,
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
-    """Checked options of one request."""
-
-    output_type: object
-    sampling: Sampling
-    speculation: Speculation
-    drafter: str | Drafter
-    processors: tuple[Processor, ...]
-    json_options: JsonOptions
-    tokenization: str
-    close_on_length: bool
-    prediction: str | Seq[int] | None
-    namespace: str
-    on_round: Callable[[RoundEvent], None] | None
-
-    @property
-    def declared(self) -> tuple[str, ...]:
-        """Changes of the target's law that the caller asked for, beside sampling options."""
-        canonical = ("tokenization=canonical",) if self.tokenization == "canonical" else ()
-        return (*canonical, *(("close_on_length",) if self.close_on_length else ()))
-
-    @classmethod
-    def parse(cls, output_type: object, options: Options) -> Request:
-        given: dict[str, Any] = dict(options)
-        unknown = given.keys() - Options.__annotations__.keys()
-        if unknown:
-            name = min(unknown)
-            raise ConfigError(f"unknown option {name!r}", param=name, hint=f"one of {', '.join(sorted(_SAMPLING))}, …")
-        if isinstance(given.get("stop"), str):
-            given["stop"] = (given["stop"],)
-        for name in ("stop", "suppress_tokens", "processors"):
-            if name in given:
-                given[name] = tuple(given[name])
-        for name, allowed in (
-            ("whitespace", WHITESPACE),
-            ("tokenization", TOKENIZATION),
-            ("on_unsupported", ("error", "validate")),
-        ):
-            if given.get(name, allowed[0]) not in allowed:
-                raise ConfigError(f"unknown {name} {given[name]!r}", param=name, hint=f"one of {', '.join(allowed)}")
-        drafter = given.get("drafter", "auto")
-        gamma = given.get("gamma", DEFAULT_GAMMA)
-        if given.get("speculation") is False:
-            if drafter not in ("auto", "none"):
-                raise ConfigError("speculation is off, but a drafter is named", param="drafter")
-            drafter = "none"
-        if drafter == "none":
-            gamma = 0
-        return cls(
-            output_type=output_type,
-            sampling=Sampling(**{k: v for k, v in given.items() if k in _SAMPLING}),
-            speculation=Speculation(
-                drafter=drafter if isinstance(drafter, str) else "none",
-                gamma=gamma,
-                verifier=given.get("verifier", "coupling"),
-            ),
-            drafter=drafter,
-            processors=given.get("processors", ()),
-            json_options=JsonOptions(
-                given.get("whitespace", "one-space"),
-                given.get("on_unsupported", "error"),
-                bool(given.get("ensure_ascii", False)),
-                given.get("registry"),
-                bool(given.get("nullable", False)),
-            ),
-            close_on_length=bool(given.get("close_on_length", False)),
-            prediction=given.get("prediction"),
-            namespace=given.get("namespace", ""),
-            tokenization=given.get("tokenization", "any"),
-            on_round=given.get("on_round"),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from constrained_spec.engine.inspection import Inspection
 from constrained_spec.state.sequence import TokenLogprob
 from constrained_spec.types import Exactness, FinishReason
 
@@ -31,13 +32,16 @@ class SpeculationReport:
 
     ``accepted`` counts kept drafts of every source, ``forced`` those of them that the grammar forced; so
     ``accepted + recovered + bonus`` is ``completion_tokens``. ``by_source`` maps a source to (proposed, accepted),
-    ``by_position`` a place in a block to the rounds in which the draft there was (judged, accepted).
-    ``disabled_reason`` says why a drafter was switched off during the request, or is None.
+    ``by_position`` a place in a block to the rounds in which the draft there was (judged, accepted). ``mode`` is
+    "fixed" (up to ``gamma`` drafts a round), "auto" (as many as pay) or "off". ``preemptions`` counts how often a
+    request of higher priority took the slot. ``disabled_reason`` says why a drafter was switched off, or is None.
     """
 
     drafter: str
     verifier: str
+    mode: str
     gamma: int
+    preemptions: int
     rounds: int
     target_passes: int
     proposed: int
@@ -52,11 +56,13 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Wall-clock seconds: until the first committed token, in all; in target forwards and in drafting.
+    """Wall-clock seconds from submission: until a slot was free, until the first committed token, in all.
 
+    ``forward_s`` and ``propose_s`` are target forwards and drafting of the rounds it took part in, shared with others.
     ``overhead_s`` is the median over rounds of what is neither target forward nor grammar mask.
     """
 
+    queue_s: float
     first_token_s: float
     total_s: float
     forward_s: float
@@ -110,10 +116,13 @@ class Result(Generic[T_co]):
 class Piece(Generic[T_co]):
     """One streamed step: the text it released (maybe empty) and the origin of each committed token.
 
-    The last piece carries the ``result``; the texts of all pieces, joined, are ``result.text``.
+    The last piece carries the ``result``; the texts of all pieces, joined, are ``result.text``. ``logprobs`` has an
+    entry per token if asked for, ``inspection`` what the round judged.
     """
 
     text: str
     tokens: tuple[int, ...]
     origins: tuple[str, ...]
     result: Result[T_co] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    inspection: Inspection | None = None

@@ -61,6 +61,10 @@ class LanguageModel(Protocol):
         """Forget everything from ``length`` on. Arithmetic, never a copy. ``length`` <= the current one."""
         ...
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make slot ``target`` hold the first ``length`` tokens of slot ``source``, which are spared a forward."""
+        ...
+
     def fingerprint(self, slot: int) -> bytes:
         """Digest of the slot's length and of the keys and values before it (for tests and self-checks)."""
         ...

@@ -35,6 +35,11 @@ class FeatureStore:
             self._rows[slot, base : base + len(path)] = self._rows[slot].index_select(0, source)
         self.cut(slot, base + len(path))
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Take over the first ``length`` rows of another slot, and how many of them are known."""
+        self._rows[target, :length] = self._rows[source, :length]
+        self._first[target] = min(self._first[source], length)
+
     def read(self, slot: int, length: int) -> Tensor | None:
         """The first ``length`` rows [length, width], a view that the next forward may overwrite; None if one lacks."""
         return None if self._first[slot] > 0 else self._rows[slot, :length]

@@ -231,6 +231,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
                     buffer[slot, :, target] = buffer[slot].index_select(1, source)
         self.set_length(slot, base + len(path))
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make slot ``target`` hold the first ``length`` tokens of slot ``source``."""
+        assert 0 <= length <= self._lengths[source] and source != target
+        for layer in self.slot_layers:
+            layer.both[target, :, :, :length] = layer.both[source, :, :, :length]
+        self._lengths[target] = length
+
+    def release(self) -> None:
+        """Give the buffers back; only the lengths remain."""
+        self.slot_layers = ()
+        self.layers = []
+
     def fingerprint(self, slot: int) -> bytes:
         """Digest of the slot's length and of every key and value before it."""
         length = self._lengths[slot]

@@ -125,6 +125,11 @@ class ToyModel:
         assert 0 <= length <= len(self._slots[slot]), "a slot can only be shortened"
         del self._slots[slot][length:]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See ``LanguageModel``."""
+        assert 0 <= length <= len(self._slots[source])
+        self._slots[target] = self._slots[source][:length]
+
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
         held = self._slots[slot]

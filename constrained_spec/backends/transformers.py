@@ -155,6 +155,8 @@ class TransformersModel:
         """See ``LanguageModel.score``. Raises ``RequestError`` if a block does not fit into its slot."""
         if self._decoder is not None:
             return self._decoder.score(blocks)
+        if self.model is None:
+            raise ModelError(f"{self.name} was released", param="model")
         # Ascending slots make a view of the buffers possible wherever the slots are consecutive.
         order = sorted(range(len(blocks)), key=lambda i: blocks[i].slot)
         with torch.inference_mode():
@@ -215,6 +217,12 @@ class TransformersModel:
         self._cache.set_length(slot, length)
         if self._store is not None:
             self._store.cut(slot, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """See ``LanguageModel``."""
+        self._cache.copy(source, target, length)
+        if self._store is not None:
+            self._store.copy(source, target, length)
 
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
@@ -328,6 +336,11 @@ class TransformersModel:
         if ids and max(ids) >= self._vocabulary.size:
             raise RequestError(f"token id {max(ids)} is not one of the model's {self._vocabulary.size}", param="prompt")
         return ids
+
+    def release(self) -> None:
+        """Give weights, keys and values back; slot lengths remain. From now on ``score`` raises ``ModelError``."""
+        self.model = self._decoder = self._store = None
+        self._cache.release()
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from constrained_spec.backends.load import load_model
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries
 from constrained_spec.cli.environment import environment
 from constrained_spec.cli.suite import extraction_suite
+from constrained_spec.engine.selfcheck import check_law, check_rollback
 from constrained_spec.errors import AuditFailure
-from constrained_spec.verify import World, distance, law, target_law
 
 
 def doctor(
@@ -48,8 +48,8 @@ def doctor(
         }
         checks: dict[str, Callable[[Engine], str]] = {
             "tokenizer round trip": _tokenizer,
-            "law of the verifiers": _law,
-            "rollback of the cache": _rollback,
+            "law of the verifiers": lambda engine: check_law(),
+            "rollback of the cache": lambda engine: check_rollback(engine.model),
             "block against single steps": _drift,
             "greedy identity": _identity,
             "seeded identity": _seeded,
@@ -77,10 +77,6 @@ def doctor(
             raise AuditFailure("a self-check failed", hint="do not speculate on this installation")
 
 
-_TARGET = ((0.5, 0.3, 0.2), (0.1, 0.0, 0.9))
-_DRAFT = ((0.6, 0.1, 0.3), (0.7, 0.3, 0.0))
-
-
 def _tokenizer(engine: Engine) -> str:
     vocabulary = engine.model.vocabulary
     for text in ('{"name": "Ada", "n": [1, 2.5]}', "naïve café — 日本語 🌊", "  two\n\tlines  "):
@@ -88,37 +84,6 @@ def _tokenizer(engine: Engine) -> str:
         if vocabulary.bytes_of(ids) not in (text.encode(), b" " + text.encode()):
             raise AuditFailure(f"{text!r} comes back as {vocabulary.bytes_of(ids)!r}")
     return "token bytes spell the text"
-
-
-def _law(engine: Engine) -> str:
-    world = World(3, lambda prefix: _TARGET[len(prefix) % 2], lambda prefix: _DRAFT[len(prefix) % 2])
-    worst = max(distance(law(world, rule, 2, 3), target_law(world, 3)) for rule in ("coupling", "point", "invariant"))
-    if not worst < 1e-9:
-        raise AuditFailure(f"the enumerated law is off by {worst:.3g}")
-    wrong = distance(law(world, "full-p-repair", 2, 3), target_law(world, 3))
-    if not wrong > 1e-3:
-        raise AuditFailure("a wrong repair was not noticed")
-    return f"largest error {worst:.1e}; a planted wrong repair shows {wrong:.3f}"
-
-
-def _rollback(engine: Engine) -> str:
-    model = engine.model
-    ids = engine.encode(extraction_suite()[0].messages)[:24]
-    model.set_length(0, 0)
-    model.score([Block(0, ids[:16], want=1)])
-    before = model.fingerprint(0)
-    first = model.score([Block(0, ids[16:], want=1)])
-    for cut in range(8):
-        model.set_length(0, 16)
-        model.score([Block(0, ids[16 : 17 + cut], want=1)])
-    model.set_length(0, 16)
-    if model.fingerprint(0) != before:
-        raise AuditFailure("the slot does not return to its state")
-    again = model.score([Block(0, ids[16:], want=1)])
-    model.set_length(0, 0)
-    if not torch.equal(first, again):
-        raise AuditFailure("the same block after rollbacks gives other logits")
-    return "8 cuts, slot and logits bit-identical"
 
 
 def _drift(engine: Engine) -> str:

@@ -112,7 +112,7 @@ class Drafter(Protocol):
     def name(self) -> str: ...
 
     def open(self, sequence: Sequence) -> None:
-        """Attach per-sequence state, before the first round."""
+        """Attach per-sequence state: before the first round, or after a preemption, when there is output already."""
         ...
 
     def close(self, sequence: Sequence) -> None:

@@ -81,6 +81,9 @@ class FirstLayers:
     def set_length(self, slot: int, length: int) -> None:
         self._ahead[slot] = length
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._target.copy(source, target, length)
+
     def fingerprint(self, slot: int) -> bytes:
         return self._target.fingerprint(slot)
 

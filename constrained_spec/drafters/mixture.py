@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from constrained_spec.drafters.base import Drafter, Proposal
+from constrained_spec.errors import RequestError
 from constrained_spec.state.sequence import Counts, Sequence
 
 _PRIOR, _WEIGHT = 0.6, 3  # acceptance of a source that was never judged, and the judgements that belief counts for
@@ -31,8 +32,9 @@ class MixtureDrafter:
         self._costs = dict(costs or {})
 
     def open(self, sequence: Sequence) -> None:
+        """A source that cannot open is disabled with its reason; the others go on. A ``RequestError`` is raised."""
         for source in self.sources:
-            source.open(sequence)
+            open_guarded(source, sequence)
 
     def close(self, sequence: Sequence) -> None:
         for source in self.sources:
@@ -78,14 +80,36 @@ def _rate(counts: Counts, name: str) -> float:
     return (accepted + _PRIOR * _WEIGHT) / (counts.judged.get(name, 0) + _WEIGHT)
 
 
-def propose_guarded(drafter: Drafter, proposals: Seq[Proposal]) -> None:
-    """Let ``drafter`` propose; if it fails, disable it for these sequences and keep what it validly appended.
-
-    Drafts sampled before the failure stay: removing a sampled token because of what happened after it was drawn would
-    make its survival depend on its value, and that biases the output.
-    """
+def open_guarded(drafter: Drafter, sequence: Sequence) -> None:
+    """Open ``drafter``; if it cannot, disable it for the sequence. What the request itself got wrong is raised."""
     try:
-        drafter.propose(proposals)
-    except Exception as error:  # fail closed: a drafter may break in any way, the request goes on target-only
-        for proposal in proposals:
-            proposal.sequence.disabled.setdefault(drafter.name, f"{type(error).__name__}: {error}")
+        drafter.open(sequence)
+    except RequestError:
+        raise
+    except Exception as error:  # fail closed, as in ``propose_guarded``
+        sequence.disabled.setdefault(drafter.name, f"{type(error).__name__}: {error}")
+
+
+def propose_guarded(drafter: Drafter, proposals: Seq[Proposal]) -> None:
+    """Let ``drafter`` propose; if it fails, disable it for the sequence at fault and keep what it validly appended.
+
+    Whose fault a failure in a group was is not known, so from then on each of the group is asked alone, until it
+    succeeds or fails alone. Drafts sampled before a failure stay: removing a sampled token because of what happened
+    after it was drawn would make its survival depend on its value, and that biases the output.
+    """
+    name = drafter.name
+    together = [p for p in proposals if name not in p.sequence.suspects]
+    for group in (together, *([p] for p in proposals if name in p.sequence.suspects)):
+        if not group:
+            continue
+        try:
+            drafter.propose(group)
+        except Exception as error:  # fail closed: a drafter may break in any way, the request goes on target-only
+            if len(group) > 1:
+                for p in group:
+                    p.sequence.suspects.add(name)
+            else:
+                group[0].sequence.disabled.setdefault(name, f"{type(error).__name__}: {error}")
+        else:
+            if len(group) == 1:
+                group[0].sequence.suspects.discard(name)

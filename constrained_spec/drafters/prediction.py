@@ -42,6 +42,8 @@ class PredictionDrafter:
         """Raises ``RequestError`` if the prediction names an id that the vocabulary does not have."""
         if id(sequence) not in self._alignments:
             alignment = Alignment(self._text(sequence.vocabulary), sequence.vocabulary)
+            for token in sequence.output:
+                alignment.advance(token)
             self._alignments[id(sequence)] = alignment
             sequence.follow(alignment)
 

@@ -1,6 +1,7 @@
 """One round: propose, ONE target forward, pipeline, verify, commit. DESIGN section 4.
 
-A sequence whose first proposal is a tree has its prompt written by a forward of its own.
+The forward is ragged: blocks of different lengths, trees, and chunks of prompts that belong to no row yet. A sequence
+whose first proposal is a tree has its prompt written by a forward of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.drafters.base import Drafter, Proposal
 from constrained_spec.drafters.mixture import propose_guarded
-from constrained_spec.engine.judge import judge
+from constrained_spec.engine.inspection import Inspection, inspect
+from constrained_spec.engine.judge import Decision, judge
 from constrained_spec.errors import DeadEndError
-from constrained_spec.processors.pipeline import Pipeline
+from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.sequence import Sequence, TokenLogprob
 from constrained_spec.state.transaction import Commit, Transaction
 from constrained_spec.state.tree import tree_block
@@ -34,6 +36,7 @@ class Row:
     drafter: Drafter | None
     gamma: int
     verifier: str  # one of config.VERIFIERS
+    inspect: bool = False  # report what was judged, at the cost of a further device sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,27 @@ class RoundTimes:
         return self.total - self.forward - self.masks
 
 
+Outcome = Commit | Exception
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round did: per row its commit, or the error that left the row untouched."""
+    """What a round did: per row its commit, or the error that left the row untouched.
 
-    outcomes: tuple[Commit | DeadEndError, ...]
+    ``inspections`` has an entry per row, None unless the row asked for it and committed.
+    """
+
+    outcomes: tuple[Outcome, ...]
     times: RoundTimes
+    inspections: tuple[Inspection | None, ...]
 
 
-def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round:
-    """Advance every row by at least one committed token. A row that fails is rolled back alone."""
+def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: Seq[Block] = ()) -> Round:
+    """Advance every row by at least one committed token. A row that fails is rolled back alone.
+
+    ``ahead`` are blocks of other slots, with ``want`` 0, that the same forward writes: parts of prompts. If this
+    raises, every row is as it was before, and the lengths of those other slots are the caller's to set back.
+    """
     start = time.perf_counter()
     masks = -sum(r.sequence.mask_seconds for r in rows)
     with ExitStack() as stack:
@@ -68,12 +82,13 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row]) -> Round
         _propose(rows, proposals)
         proposed = time.perf_counter()
         _write_ahead(model, proposals)
-        logits = model.score([_block(p) for p in proposals])
+        logits = model.score([*map(_block, proposals), *ahead])
         scored = time.perf_counter()
-        outcomes = _verify_and_commit(pipeline, rows, proposals, logits)
+        ends = _verify_and_commit(pipeline, rows, proposals, logits) if rows else []
     masks += sum(r.sequence.mask_seconds for r in rows)
     end = time.perf_counter()
-    return Round(outcomes, RoundTimes(proposed - start, scored - proposed, masks, end - start))
+    times = RoundTimes(proposed - start, scored - proposed, masks, end - start)
+    return Round(tuple(outcome for outcome, _ in ends), times, tuple(seen for _, seen in ends))
 
 
 def _propose(rows: Seq[Row], proposals: Seq[Proposal]) -> None:
@@ -110,7 +125,7 @@ def _block(p: Proposal) -> Block:
 
 def _verify_and_commit(
     pipeline: Pipeline, rows: Seq[Row], proposals: Seq[Proposal], logits: Tensor
-) -> tuple[Commit | DeadEndError, ...]:  # logits [N, V], the rows of each proposal's positions in turn
+) -> list[tuple[Outcome, Inspection | None]]:  # logits [N, V], the rows of each proposal's positions in turn
     positions = [position for p in proposals for position in p.tx.positions]
     custom = [p.sequence.processors for p in proposals for _ in p.tx.positions]
     # The pipeline edits the buffer in place, so raw values are saved before it, if any row reports them.
@@ -124,21 +139,28 @@ def _verify_and_commit(
         first.append(at)
         at += len(p.tx.positions)
 
-    outcomes: list[Commit | DeadEndError] = []
-    for p, start, (path, token, dead) in zip(proposals, first, judge(proposals, processed, first), strict=True):
-        if dead:
-            outcomes.append(_dead_end(p))
+    ends: list[tuple[Outcome, Inspection | None]] = []
+    for row, p, start, decision in zip(rows, proposals, first, judge(proposals, processed, first), strict=True):
+        if decision.dead:
+            ends.append((_dead_end(p), None))
             continue
-        logprobs: list[TokenLogprob] = []
-        sampling = p.sequence.sampling
-        if sampling.logprobs is not None:
-            places = [start, *(start + 1 + node for node in path)]
-            scores = raw if sampling.logprobs_mode == "raw" else processed.logits
-            logprobs = _logprobs(sampling.logprobs, [*(p.tokens[node] for node in path), token], scores[places])
-        outcomes.append(
-            p.tx.commit_path(path, token, logprobs) if p.tx.is_tree else p.tx.commit(len(path), token, logprobs)
-        )
-    return tuple(outcomes)
+        try:
+            seen = inspect(p, processed, start, decision) if row.inspect else None
+            ends.append((_commit(p, start, decision, raw, processed), seen))
+        except Exception as error:  # the other rows have their verdicts, and some are committed already
+            ends.append((error, None))
+    return ends
+
+
+def _commit(p: Proposal, start: int, decision: Decision, raw: Tensor, processed: Processed) -> Commit:
+    path, token, _ = decision
+    logprobs: list[TokenLogprob] = []
+    sampling = p.sequence.sampling
+    if sampling.logprobs is not None:
+        places = [start, *(start + 1 + node for node in path)]
+        scores = raw if sampling.logprobs_mode == "raw" else processed.logits
+        logprobs = _logprobs(sampling.logprobs, [*(p.tokens[node] for node in path), token], scores[places])
+    return p.tx.commit_path(path, token, logprobs) if p.tx.is_tree else p.tx.commit(len(path), token, logprobs)
 
 
 def _logprobs(k: int, run: list[int], scores: Tensor) -> list[TokenLogprob]:  # scores [len(run), V]

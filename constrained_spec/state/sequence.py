@@ -76,6 +76,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.mask_seconds = 0.0  # a measurement, no state
         self.disabled: dict[str, str] = {}  # drafter -> why it was switched off
+        self.suspects: set[str] = set()  # drafters that failed in a group: from then on they draft for this one alone
         self.kv = kv_state(target, slot)
         self.caches: list[KvState] = [self.kv]
         self._history_state = HistoryState(self.history)
@@ -143,6 +144,14 @@ class Sequence:
     def follow(self, participant: Participant[Any]) -> None:
         """Add a participant that follows committed tokens (a drafter's index)."""
         self._followers.append(participant)
+
+    def forget_followers(self) -> None:
+        """Drop the participants that ``follow`` added: the sequence leaves its slot, and its drafter is closed."""
+        self._followers.clear()
+
+    def move(self, target: Slots, slot: int) -> None:
+        """Go on in another slot, whose length says how much of the history it holds."""
+        self.kv = self.caches[0] = kv_state(target, slot)
 
     def fingerprints(self) -> dict[str, bytes]:
         """Digest of each participant: equal digests mean equal next distributions, masks, stops and texts."""
