@@ -134,7 +134,7 @@ class Ticket(Generic[T_co]):
     def _piece(self, event: RoundEvent) -> Piece[T_co]:
         commit = event.commit
         result = self._end() if event.finished else None
-        return Piece(event.text, commit.tokens, commit.origins, result, event.logprobs, event.inspection)
+        return Piece(event.text, commit.tokens, commit.origins, event.at, result, event.logprobs, event.inspection)
 
     def _end(self) -> Result[T_co]:
         self._raise()

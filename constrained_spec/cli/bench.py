@@ -83,7 +83,7 @@ def decode(
         contest = Contest(engine, stock, drafter, gamma, tokenization)
         figures = _figures(contest.measure(jobs, repeats))
         report = {
-            **_about(model, engine.model),
+            **about(model, engine.model),
             "draft_model": draft_model, "drafter": drafter, "gamma": gamma, "tokenization": tokenization,
             "repeats": repeats, "max_tokens": MAX_TOKENS, "suites": {"extraction": figures},
         }  # fmt: skip
@@ -110,7 +110,7 @@ def step(
             )  # fmt: skip
             stock = _stock(model, device, dtype, threads)
         table = step_table(ours, stock, repeats)
-        report = {**_about(model, ours), "context": CONTEXT, "repeats": repeats, **table}
+        report = {**about(model, ours), "context": CONTEXT, "repeats": repeats, **table}
         rows = {f"ours {k}": ms for k, ms in table["ours"].items()} | {
             f"stock {k}": ms for k, ms in table["stock"].items()
         }
@@ -121,7 +121,8 @@ def _stock(model: str, device: str, dtype: str, threads: int | None) -> Transfor
     return load_model(model, device=device, dtype=dtype, capacity=1, specialise=False, threads=threads)
 
 
-def _about(name: str, model: TransformersModel) -> dict[str, Any]:
+def about(name: str, model: TransformersModel) -> dict[str, Any]:
+    """What every report says of model and machine."""
     path = model.path
     return {
         "model": name,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
+from math import sqrt
 
 from constrained_spec.config import MAX_GAMMA
 
@@ -64,17 +66,18 @@ class _Survival:
             self.risk[i] = factor * known + min(risk, top) - below
             self.passed[i] = factor * self.passed[i] + max(0, min(passed, top) - below)
 
-    def chained(self, first: float) -> list[float]:
-        """Per span, the chance to pass one place: as in the span before, as far as it has not shown."""
-        chances = []
-        for passed, risk in zip(self.passed, self.risk, strict=True):
-            first = (passed + _WEIGHT * first) / (risk + _WEIGHT)
+    def chances(self, first: float, prior: Seq[float] | None = None) -> list[float]:
+        """Per span, the chance to pass one place.
+
+        Where a span has not shown, between what the span before it showed (``first``, before the first one) and what
+        ``prior`` says of it.
+        """
+        chances: list[float] = []
+        for i, (passed, risk) in enumerate(zip(self.passed, self.risk, strict=True)):
+            guess = first if prior is None or i == 0 else sqrt(first * prior[i])
+            first = (passed + _WEIGHT * guess) / (risk + _WEIGHT)
             chances.append(first)
         return chances
-
-    def chances(self, prior: list[float]) -> list[float]:
-        """Per span, the chance to pass one place: as in ``prior``, as far as it has not shown."""
-        return [(p + _WEIGHT * b) / (r + _WEIGHT) for p, r, b in zip(self.passed, self.risk, prior, strict=True)]
 
 
 def _sums(chances: list[float]) -> tuple[float, ...]:
@@ -137,7 +140,7 @@ class DrafterRecord(_Record):
 
     def chances(self) -> tuple[list[float], list[float]]:
         if self._chances is None:
-            self._chances = self._proposes.chained(_PROPOSES), self._accepts.chained(_ACCEPTS)
+            self._chances = self._proposes.chances(_PROPOSES), self._accepts.chances(_ACCEPTS)
         return self._chances
 
 
@@ -162,4 +165,4 @@ class RequestRecord(_Record):
 
     def chances(self) -> tuple[list[float], list[float]]:
         proposes, accepts = self._drafter.chances()
-        return self._proposes.chances(proposes), self._accepts.chances(accepts)
+        return self._proposes.chances(proposes[0], proposes), self._accepts.chances(accepts[0], accepts)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from constrained_spec.config import MAX_GAMMA
 from constrained_spec.engine.acceptance import RUNGS, DrafterRecord, RequestRecord
-from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, allocate, idle
+from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, Point, allocate, idle
 from constrained_spec.engine.costs import CostCurve, DraftCosts, Median, StepCosts
 from constrained_spec.engine.round import RoundTimes
 from constrained_spec.state.sequence import Counts
@@ -27,6 +27,7 @@ _FREE = (
 _SHARE = 0.01  # of the rounds that probes may cost
 _CREDIT, _MOST_CREDIT = 6.0, 10.0  # rounds that probes may cost at once: at the start, and ever
 _LEAST_WAIT, _MOST_WAIT = 8, 64  # rounds between two probes of a request
+_MOST_WAIT_DEEPER = 16  # if it drafts
 _PROBE = 2  # gamma of a probe of a request that does not draft
 _FOLLOW = 4  # further probes at once, as long as they succeed
 _MOST_DEBT = 10.0  # rounds that they may cost beyond the credit
@@ -127,7 +128,7 @@ class Controller:
         self._sources: dict[str, tuple[int, int]] = {}
         self._reasons: Counter[str] = Counter()
         self._number = 0
-        self._rows = 0
+        self._round: dict[int, _Request] = {}  # of the rows of the round that was chosen for last
         self._prefills = False
         self._credit = _CREDIT
         self._gammas = (0, 0)  # number and sum of the chosen ones
@@ -137,7 +138,7 @@ class Controller:
     def choose(self, rows: Seq[RowState]) -> list[Choice]:
         """The gamma of each row in the round that comes. Every call is followed by its ``observe``."""
         self._number += 1
-        self._rows = len(rows)
+        self._round = {row.key: self._request(row) for row in rows}
         self._prefills = any(row.prefill_tokens for row in rows)
         if not rows:
             return []
@@ -145,8 +146,7 @@ class Controller:
         free: list[tuple[int, _Request, Option]] = []
         choices = [Choice(0, "off")] * len(rows)
         for i, row in enumerate(rows):
-            request = self._request(row)
-            request.probed_from = None
+            request = self._round[row.key]
             limit = row.limit if row.fixed is not None else min(row.limit, self._max_gamma)
             gamma = limit if row.fixed is None else min(row.fixed, limit)
             if gamma <= 0:
@@ -169,6 +169,7 @@ class Controller:
             drafter = self._drafters.setdefault(row.drafter_name, DrafterRecord())
             request = _Request(row.drafter_name, RequestRecord(drafter), self._number)
             self._requests[row.key] = request
+        request.probed_from = None
         return request
 
     def _choose_free(self, plan: _Plan, free: Seq[tuple[int, _Request, Option]]) -> list[Choice]:
@@ -192,7 +193,7 @@ class Controller:
         """Is this round to measure the one without drafts, which else nothing would?"""
         if self._prefills or without.silent < 1:
             return False
-        count, age = self._steps.base_age(self._number, self._rows)
+        count, age = self._steps.base_age(self._number, len(self._round))
         if count and age < (_LEAST_WAIT if count < 3 else _BASE_AGE):
             return False
         rate, best = without.rate(plan.step), plan.load.rate(plan.step)
@@ -213,7 +214,9 @@ class Controller:
         before = plan.load
         for point in option.points:
             load = before.more(option, NOTHING, point)
-            if load.drafts > self._steps.reach * (1 - load.silent) or plan.loss(before, load) > _FREE / self._rows:
+            if load.drafts > self._steps.reach * (1 - load.silent) or plan.loss(before, load) > _FREE / len(
+                self._round
+            ):
                 break
             chosen, plan.load = Choice(point[0], "idle"), load
         return chosen
@@ -228,15 +231,24 @@ class Controller:
             if higher[0][0] <= gamma:
                 continue
             now = next((p for p in option.points if p[0] == gamma), NOTHING)
-            load = plan.load.more(option, now, higher[0])
-            if load.drafts > self._steps.reach * max(1 - load.silent, 0.1):
-                continue
+            found = self._probe_point(plan, option, now, higher)
+            if found is not None and self._pay(found[2], owe=_MOST_DEBT if request.followed else 0.0):
+                request.probed_from = gamma
+                choices[i], plan.load = Choice(found[0], "probe"), found[1]
+
+    def _probe_point(
+        self, plan: _Plan, option: Option, now: Point, higher: Seq[Point]
+    ) -> tuple[int, Load, float] | None:
+        """Gamma, totals and loss of the probe: the next rung, or one above it that costs little more and tells more."""
+        found: tuple[int, Load, float] | None = None
+        most = inf
+        for point in higher:
+            load = plan.load.more(option, now, point)
             loss = max(0.0, plan.loss(plan.load, load))
-            if not self._pay(loss, owe=_MOST_DEBT if request.followed else 0.0):
-                continue
-            plan.load = load
-            request.probed_from = gamma
-            choices[i] = Choice(higher[0][0], "probe")
+            if load.drafts > self._steps.reach * max(1 - load.silent, 0.1) or loss > most:
+                break
+            found, most = (point[0], load, loss), min(most, 1.2 * loss)
+        return found
 
     def _pay(self, rounds: float, owe: float = 0.0) -> bool:
         """Spend credit, down to a debt of ``owe`` rounds. False: there is not enough."""
@@ -254,17 +266,16 @@ class Controller:
         part of a prompt for a row, tells nothing about V.
         """
         self._credit = min(_MOST_CREDIT, self._credit + _SHARE)
-        if self._rows and len(rows) == self._rows and not self._prefills:
+        if rows and len(rows) == len(self._round) and not self._prefills:
             self._measure(rows, times, plain=extra_tokens == 0)
         for row in rows:
-            request = self._requests.get(row.key)
+            request = self._round[row.key]
             # A text that ended within the accepted drafts says nothing about the draft behind its end.
-            if request is not None and row.gamma > 0 and row.committed > row.accepted:
+            if row.gamma > 0 and row.committed > row.accepted:
                 off = request.probed_from == 0
                 request.record.add(row.proposed, row.accepted, row.gamma, probe=off)
                 self._after_probe(request, row)
-            if request is not None:
-                self._count_sources(request, row.counts)
+            self._count_sources(request, row.counts)
 
     def _measure(self, rows: Seq[RowOutcome], times: RoundTimes, *, plain: bool) -> None:
         if plain and times.total > 0:
@@ -274,10 +285,10 @@ class Controller:
             self._rest.add(self._number, drafts, seconds - times.forward)
         asked: dict[str, tuple[int, int]] = {}
         for row in rows:
-            request = self._requests.get(row.key)
-            if row.gamma > 0 and request is not None:
-                n, drafts = asked.get(request.drafter, (0, 0))
-                asked[request.drafter] = n + 1, drafts + row.proposed
+            if row.gamma > 0:
+                name = self._round[row.key].drafter
+                n, drafts = asked.get(name, (0, 0))
+                asked[name] = n + 1, drafts + row.proposed
         self._drafting.add(self._number, asked, times.propose)
 
     def _after_probe(self, request: _Request, row: RowOutcome) -> None:
@@ -290,7 +301,7 @@ class Controller:
         else:
             request.followed = 0
             if row.proposed:
-                request.wait = min(_MOST_WAIT, 2 * request.wait)
+                request.wait = min(_MOST_WAIT if request.probed_from == 0 else _MOST_WAIT_DEEPER, 2 * request.wait)
         request.next_probe = self._number + (1 if request.followed else request.wait)
 
     def _count_sources(self, request: _Request, counts: Counts) -> None:
@@ -303,7 +314,7 @@ class Controller:
                 request.seen[source] = judged, accepted
 
     def forget(self, key: int) -> None:
-        """The request is over. Nothing happens if it is unknown."""
+        """The request is over, or leaves its slot. Its last round may still be observed. An unknown key is fine."""
         self._requests.pop(key, None)
 
     def report(self) -> ControllerReport:

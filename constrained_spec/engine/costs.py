@@ -46,13 +46,18 @@ class Median:
     def count(self) -> int:
         return len(self._samples)
 
+    @property
+    def weight(self) -> float:
+        """How far the median is believed: an outlier among few measurements must not bend a whole curve."""
+        return float(self.count) if self.count >= _SURE else 0.1 * self.count
+
 
 class Knot(NamedTuple):
-    """A point of a cost curve, and how many measurements stand behind it."""
+    """A point of a cost curve, and how far it is believed."""
 
     drafts: float
     seconds: float
-    weight: int
+    weight: float
 
 
 class CostCurve:
@@ -91,7 +96,7 @@ def _rising(knots: Seq[Knot]) -> list[float]:
     """The closest values that never fall: neighbours out of order share their weighted mean."""
     blocks: list[tuple[float, float, int]] = []  # value, weight, knots
     for knot in knots:
-        value, weight, n = knot.seconds, float(knot.weight), 1
+        value, weight, n = knot.seconds, knot.weight, 1
         while blocks and blocks[-1][0] >= value:
             above, mass, m = blocks.pop()
             value = (value * weight + above * mass) / (weight + mass)
@@ -151,7 +156,7 @@ class StepCosts:
             if below is not None:
                 for i, cell in self._tables[r].items():
                     cells.setdefault(i, (cell, below))
-        knots = [Knot(0.0, base, cells[0][0].count)]
+        knots = [Knot(0.0, base, cells[0][0].weight)]
         for i in sorted(cells.keys() - {0}):
             cell, below = cells[i]
             seconds = base + cell.seconds - below
@@ -160,14 +165,14 @@ class StepCosts:
                 last = knots[-1]
                 slope = (last.seconds - base) / last.drafts if last.drafts else _SLOPE * base
                 seconds = min(seconds, 2 * (base + max(slope, _SLOPE * base) * cell.drafts))
-            knots.append(Knot(cell.drafts, seconds, cell.count))
+            knots.append(Knot(cell.drafts, seconds, cell.weight))
         return knots
 
     def _without_base(self, order: Seq[int]) -> list[Knot]:
         if not order:
             return [Knot(0.0, 1.0, 1)]
         _, cell = min(self._tables[order[0]].items())
-        return [Knot(0.0, cell.seconds / (1 + _SLOPE * cell.drafts), 1), Knot(cell.drafts, cell.seconds, cell.count)]
+        return [Knot(0.0, cell.seconds / (1 + _SLOPE * cell.drafts), 1), Knot(cell.drafts, cell.seconds, cell.weight)]
 
 
 class DraftCosts:

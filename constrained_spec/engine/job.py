@@ -41,11 +41,15 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """What one round committed, and the text it released (never retracted, never a partial character)."""
+    """What one round committed, and the text it released (never retracted, never a partial character).
+
+    ``at`` is the point of ``time.perf_counter`` when it did.
+    """
 
     commit: Commit
     text: str
     finished: bool
+    at: float
     logprobs: tuple[TokenLogprob, ...] = ()
     inspection: Inspection | None = None
 

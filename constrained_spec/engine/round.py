@@ -41,11 +41,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds of wall clock spent in one round."""
+    """Seconds of wall clock spent in one round. ``propose`` holds the ``masks``; ``verify`` is pipeline and verdict."""
 
     propose: float
     forward: float
     masks: float
+    verify: float
     total: float
 
     @property
@@ -84,10 +85,12 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: S
         _write_ahead(model, proposals)
         logits = model.score([*map(_block, proposals), *ahead])
         scored = time.perf_counter()
-        ends = _verify_and_commit(pipeline, rows, proposals, logits) if rows else []
+        judged = _verify(pipeline, rows, proposals, logits) if rows else None
+        verified = time.perf_counter()
+        ends = [] if judged is None else _commit_all(rows, proposals, judged)
     masks += sum(r.sequence.mask_seconds for r in rows)
     end = time.perf_counter()
-    times = RoundTimes(proposed - start, scored - proposed, masks, end - start)
+    times = RoundTimes(proposed - start, scored - proposed, masks, verified - scored, end - start)
     return Round(tuple(outcome for outcome, _ in ends), times, tuple(seen for _, seen in ends))
 
 
@@ -123,9 +126,19 @@ def _block(p: Proposal) -> Block:
     return Block(s.slot, tokens, want=len(tx.drafts) + 1, parents=parents)
 
 
-def _verify_and_commit(
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Verdicts of a round, and the scores that they and reported log-probabilities come from."""
+
+    decisions: Seq[Decision]
+    first: Seq[int]  # row of each proposal's root
+    processed: Processed
+    raw: Tensor  # [N, V]
+
+
+def _verify(
     pipeline: Pipeline, rows: Seq[Row], proposals: Seq[Proposal], logits: Tensor
-) -> list[tuple[Outcome, Inspection | None]]:  # logits [N, V], the rows of each proposal's positions in turn
+) -> _Judged:  # logits [N, V], the rows of each proposal's positions in turn
     positions = [position for p in proposals for position in p.tx.positions]
     custom = [p.sequence.processors for p in proposals for _ in p.tx.positions]
     # The pipeline edits the buffer in place, so raw values are saved before it, if any row reports them.
@@ -138,15 +151,18 @@ def _verify_and_commit(
     for p in proposals:
         first.append(at)
         at += len(p.tx.positions)
+    return _Judged(judge(proposals, processed, first), first, processed, raw)
 
+
+def _commit_all(rows: Seq[Row], proposals: Seq[Proposal], judged: _Judged) -> list[tuple[Outcome, Inspection | None]]:
     ends: list[tuple[Outcome, Inspection | None]] = []
-    for row, p, start, decision in zip(rows, proposals, first, judge(proposals, processed, first), strict=True):
+    for row, p, start, decision in zip(rows, proposals, judged.first, judged.decisions, strict=True):
         if decision.dead:
             ends.append((_dead_end(p), None))
             continue
         try:
-            seen = inspect(p, processed, start, decision) if row.inspect else None
-            ends.append((_commit(p, start, decision, raw, processed), seen))
+            seen = inspect(p, judged.processed, start, decision) if row.inspect else None
+            ends.append((_commit(p, start, decision, judged.raw, judged.processed), seen))
         except Exception as error:  # the other rows have their verdicts, and some are committed already
             ends.append((error, None))
     return ends

@@ -227,7 +227,7 @@ class Scheduler:
             assert s.finish_reason is not None
             job.times.finished = now
             self._close(job, s.finish_reason)
-        job.sink.event(RoundEvent(commit, text, s.finished, logprobs, seen))
+        job.sink.event(RoundEvent(commit, text, s.finished, now, logprobs, seen))
 
     # ---- isolation ------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,9 @@ class Scheduler:
         times = [r.times for r in rounds]
         return Round(
             tuple(outcome for r in rounds for outcome in r.outcomes),
-            RoundTimes(*(sum(getattr(t, name) for t in times) for name in ("propose", "forward", "masks", "total"))),
+            RoundTimes(
+                *(sum(getattr(t, name) for t in times) for name in ("propose", "forward", "masks", "verify", "total"))
+            ),
             tuple(seen for r in rounds for seen in r.inspections),
         )
 
@@ -256,7 +258,7 @@ class Scheduler:
         for job, _ in plan.chunks:
             self._fail(job, _typed(error), "error")
         outcomes: tuple[Outcome, ...] = (error,) if plan.rows else ()
-        return Round(outcomes, RoundTimes(0.0, 0.0, 0.0, 0.0), (None,) if plan.rows else ())
+        return Round(outcomes, RoundTimes(0.0, 0.0, 0.0, 0.0, 0.0), (None,) if plan.rows else ())
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 
@@ -384,8 +386,8 @@ class Scheduler:
             accepted_by_position=list(t.accepted_by_position), rolled_back=t.proposed - t.accepted,
             prompt_tokens=t.prompt_tokens, cached_tokens=t.cached_tokens,
             completion_tokens=sum(dict(t.committed).values()), finished=dict(t.finished), fallbacks=dict(t.fallbacks),
-            preemptions=t.preemptions, forward_seconds=t.forward, propose_seconds=t.propose, mask_seconds=t.masks,
-            scheduler_seconds=t.scheduler,
+            preemptions=t.preemptions, forward_seconds=t.forward, propose_seconds=t.propose, verify_seconds=t.verify,
+            mask_seconds=t.masks, scheduler_seconds=t.scheduler,
         )  # fmt: skip
 
 

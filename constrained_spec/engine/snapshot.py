@@ -18,8 +18,8 @@ class Snapshot:
     drafts, recovered or bonus. ``drafts`` are rounds of one request with at least one draft; ``rolled_back`` drafts
     that were not committed. ``accepted_by_position[i]`` counts the kept drafts at place i of their block.
     ``prompt_tokens`` and ``cached_tokens`` count at admission, ``finished`` requests by how they ended, ``fallbacks``
-    what made decoding go on target-only. Seconds: ``scheduler_seconds`` is what a round takes beside target forward,
-    drafting and masks.
+    what made decoding go on target-only. Seconds: ``propose_seconds`` is drafting with the ``mask_seconds``,
+    ``verify_seconds`` pipeline and verdict, ``scheduler_seconds`` all else: planning, the controller, commits, events.
     """
 
     running: int
@@ -44,6 +44,7 @@ class Snapshot:
     preemptions: int
     forward_seconds: float
     propose_seconds: float
+    verify_seconds: float
     mask_seconds: float
     scheduler_seconds: float
 
@@ -66,6 +67,7 @@ class Totals:
     preemptions: int = 0
     forward: float = 0.0
     propose: float = 0.0
+    verify: float = 0.0
     masks: float = 0.0
     scheduler: float = 0.0
     duration: float = 1.0  # seconds of a request from admission to its end, smoothed
@@ -97,8 +99,9 @@ class Totals:
         self.steps += 1
         self.forward += times.forward
         self.propose += times.propose
+        self.verify += times.verify
         self.masks += times.masks
-        self.scheduler += max(0.0, total - times.forward - times.propose - times.masks)
+        self.scheduler += max(0.0, total - times.forward - times.propose - times.verify)
 
     def fallback(self, kind: str, reason: str) -> None:
         self.fallbacks[kind] += 1
