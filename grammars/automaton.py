@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,35 @@ from numpy.typing import NDArray
 from constrained_spec.grammars.tries import Ints, build_levels
 
 DEAD = -1
+MAX_DFA_STATES = 20_000
+MAX_DFA_WORK = 4_000_000  # edges followed while building: a few seconds at the very most
+
+
+class TooLarge(Exception):
+    """The automaton exceeds its budget. Callers turn to another engine or raise ``GrammarBudgetError``."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+@dataclass(slots=True)
+class Effort:
+    """What building one automaton, and every other one on the way to it, may take."""
+
+    states: int = MAX_DFA_STATES  # of any one of them
+    work: int = MAX_DFA_WORK  # edges, of all together; counts down
+
+    def hold(self, states: int) -> None:
+        """Raises ``TooLarge`` if that is too many."""
+        if states > self.states:
+            raise TooLarge("max_dfa_states")
+
+    def spend(self, work: int) -> None:
+        """Raises ``TooLarge`` if nothing is left."""
+        self.work -= work
+        if self.work < 0:
+            raise TooLarge("max_dfa_work")
 
 
 class ByteAutomaton(Protocol):

@@ -13,7 +13,8 @@ from functools import reduce
 
 from constrained_spec.errors import GrammarBudgetError, RequestError, UnsatisfiableError
 from constrained_spec.grammars import tools
-from constrained_spec.grammars.automaton import TableAutomaton, TrieAutomaton
+from constrained_spec.grammars.automaton import TableAutomaton, TooLarge, TrieAutomaton
+from constrained_spec.grammars.automaton_algebra import intersect, subtract
 from constrained_spec.grammars.choice import compile_choice
 from constrained_spec.grammars.combine_dfa import (
     ANYTHING,
@@ -23,9 +24,7 @@ from constrained_spec.grammars.combine_dfa import (
     first_at_end,
     free_of,
     from_tree,
-    intersect,
     literal,
-    subtract,
 )
 from constrained_spec.grammars.combine_embed import embed, refuse_relaxed
 from constrained_spec.grammars.combine_lark import (
@@ -42,6 +41,7 @@ from constrained_spec.grammars.combine_lark import (
 from constrained_spec.grammars.combine_tree import Either, Many, Seq, Token, Tree, Word, check_boundaries, fold
 from constrained_spec.grammars.constraints import (
     All,
+    AnyOf,
     Choice,
     Constraint,
     JsonSchema,
@@ -57,7 +57,7 @@ from constrained_spec.grammars.constraints import (
 )
 from constrained_spec.grammars.dfa import DfaGrammar
 from constrained_spec.grammars.llg import EngineError, LlgGrammar, header, refuse
-from constrained_spec.grammars.nfa import TooLarge, build_automaton
+from constrained_spec.grammars.nfa import build_automaton
 from constrained_spec.grammars.product import ProductGrammar
 from constrained_spec.grammars.regex_syntax import Concat, parse
 from constrained_spec.grammars.regex_tree import simplify
@@ -167,6 +167,8 @@ class Builder:
             return self._without(constraint)
         if isinstance(constraint, Then):
             return Seq(tuple(map(self.tree, constraint.parts)))
+        if isinstance(constraint, AnyOf):
+            return Either(tuple(map(self.tree, constraint.parts)))
         if isinstance(constraint, Optional):
             return Many(self.tree(constraint.part), 0, False)
         if isinstance(constraint, Lazy):

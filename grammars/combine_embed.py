@@ -13,6 +13,7 @@ from constrained_spec.grammars.combine_tree import SPECIAL, Embed
 from constrained_spec.grammars.constraints import JsonSchema, Lark
 from constrained_spec.grammars.json_schema import SchemaGrammar
 from constrained_spec.grammars.llg import EngineError, LlgGrammar, check_grammar, header
+from constrained_spec.grammars.schema_engine import lark_text
 from constrained_spec.grammars.schema_walk import with_null
 from constrained_spec.grammars.simple import compile_simple
 from constrained_spec.grammars.tokens import TokenIndex, is_set
@@ -22,6 +23,12 @@ _IN_NUMBER = frozenset(b"0123456789.eE+-")
 
 def embed(constraint: JsonSchema | Lark, index: TokenIndex, what: str) -> Embed:
     """Raises what compiling ``constraint`` alone raises."""
+    if isinstance(constraint, JsonSchema) and constraint.ensure_ascii:
+        raise RequestError(
+            "ensure_ascii is for a schema on its own or in an intersection, not within another constraint",
+            param="ensure_ascii",
+            hint="leave it out",
+        )
     grammar = compile_simple(constraint, index, "", "any")
     assert isinstance(grammar, LlgGrammar)
     refuse_relaxed(grammar)
@@ -65,9 +72,9 @@ def _json_body(constraint: JsonSchema, index: TokenIndex) -> str:
     registry = {
         uri: json.loads(json_schema.canonical_text(other)) for uri, other in (constraint.registry or {}).items()
     }
-    for attempt in json_schema._attempts(schema, registry, False):
+    for attempt in json_schema._attempts(schema, registry, False, constraint.max_depth):
         try:
-            text = json_schema._lark(attempt()[0], json_schema._SPACING[constraint.whitespace], "any")
+            text = lark_text(attempt()[0], json_schema._SPACING[constraint.whitespace], "any")
             check_grammar(text, index)
         except (EngineError, UnsupportedSchemaError, GrammarBudgetError):
             continue

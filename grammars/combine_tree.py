@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from constrained_spec.errors import RequestError
-from constrained_spec.grammars.automaton import DEAD, ByteAutomaton
-from constrained_spec.grammars.nfa import Nfa, TooLarge, determinise
+from constrained_spec.grammars.automaton import DEAD, ByteAutomaton, TooLarge
+from constrained_spec.grammars.nfa import Nfa, determinise
 
 SPECIAL = 0xFF  # stands for a special token: no text holds this byte
 ALL_BYTES = frozenset(range(256))

@@ -11,6 +11,7 @@ from constrained_spec.grammars.combine import compile_combination
 from constrained_spec.grammars.constraints import (
     MAX_COMBINATION_DEPTH,
     All,
+    AnyOf,
     Choice,
     Constraint,
     JsonSchema,
@@ -35,6 +36,7 @@ from constrained_spec.types import Vocabulary
 
 __all__ = [
     "All",
+    "AnyOf",
     "Choice",
     "Constraint",
     "JsonSchema",
@@ -92,6 +94,7 @@ def _content(constraint: Constraint, depth: int = 0) -> tuple[object, ...]:
             constraint.on_unsupported,
             constraint.ensure_ascii,
             constraint.nullable,
+            constraint.max_depth,
             sorted(registry.items()),
         )
         return ("json", canonical_text(constraint.schema), options)
@@ -107,7 +110,7 @@ def _content(constraint: Constraint, depth: int = 0) -> tuple[object, ...]:
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the tools are not JSON data: {error}", param="tools") from None
         return ("tools", tools, constraint.choice, constraint.parallel, constraint.syntax, constraint.whitespace)
-    if isinstance(constraint, All | Then | Without | Optional | Lazy | Tagged):
+    if isinstance(constraint, All | AnyOf | Then | Without | Optional | Lazy | Tagged):
         return replaced(constraint, lambda part: _content(part, depth + 1))
     raise RequestError(f"not a constraint: {constraint!r}", param="output_type")
 

@@ -20,8 +20,8 @@ class JsonSchema:
     """A JSON value that ``schema`` accepts: a dict, a boolean, JSON text, or a pydantic model class.
 
     ``on_unsupported`` "validate" generates under a relaxation where a keyword cannot be enforced; ``ensure_ascii``
-    keeps strings in ASCII; ``registry`` holds the schemas that remote references may name; ``nullable`` reads that
-    keyword as OpenAPI 3.0 does.
+    writes characters beyond ASCII as ``\\uXXXX``; ``registry`` holds the schemas that remote references may name;
+    ``nullable`` reads that keyword as OpenAPI 3.0 does; ``max_depth`` bounds how deep arrays and objects nest.
     """
 
     schema: SchemaSource
@@ -30,6 +30,7 @@ class JsonSchema:
     ensure_ascii: bool = False
     registry: Mapping[str, SchemaSource] | None = None
     nullable: bool = False
+    max_depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,16 @@ class Then:
 
     def __init__(self, *parts: Constraint) -> None:
         object.__setattr__(self, "parts", _several(parts, "Then"))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class AnyOf:
+    """A text that at least one of ``parts`` allows."""
+
+    parts: tuple[Constraint, ...]
+
+    def __init__(self, *parts: Constraint) -> None:
+        object.__setattr__(self, "parts", _several(parts, "AnyOf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +195,14 @@ class ToolCalls:
         object.__setattr__(self, "tools", tuple(self.tools))
 
 
-Constraint = JsonSchema | Regex | Choice | Lark | All | Without | Then | Optional | Lazy | Tagged | ToolCalls
-_KINDS = (JsonSchema, Regex, Choice, Lark, All, Without, Then, Optional, Lazy, Tagged, ToolCalls)
+Constraint = JsonSchema | Regex | Choice | Lark | All | AnyOf | Without | Then | Optional | Lazy | Tagged | ToolCalls
+_KINDS = (JsonSchema, Regex, Choice, Lark, All, AnyOf, Without, Then, Optional, Lazy, Tagged, ToolCalls)
 MAX_COMBINATION_DEPTH = 50
 
 
 def children(constraint: Constraint) -> tuple[Constraint, ...]:
     """The constraints that ``constraint`` is directly made of."""
-    if isinstance(constraint, All | Then):
+    if isinstance(constraint, All | AnyOf | Then):
         return constraint.parts
     if isinstance(constraint, Without):
         return (constraint.base,) if isinstance(constraint.banned, str) else (constraint.base, constraint.banned)

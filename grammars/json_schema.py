@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Literal, cast
@@ -21,7 +19,10 @@ from constrained_spec.errors import (
     UnsatisfiableError,
     UnsupportedSchemaError,
 )
-from constrained_spec.grammars.llg import EngineError, LlgGrammar, check_grammar, header, refuse
+from constrained_spec.grammars.ascii_json import AsciiMatcher, ascii_tokens
+from constrained_spec.grammars.llg import EngineError, LlgGrammar, LlgMatcher
+from constrained_spec.grammars.schema_depth import bounded, check_max_depth
+from constrained_spec.grammars.schema_engine import Diagnosis, check_spelling, has_other_names, lark_text
 from constrained_spec.grammars.schema_rewrite import default_draft, engine_is_sound, must_rewrite, orders_keys, rewrite
 from constrained_spec.grammars.schema_valid import plainly_valid
 from constrained_spec.grammars.schema_walk import (
@@ -33,6 +34,7 @@ from constrained_spec.grammars.schema_walk import (
     without_private_formats,
 )
 from constrained_spec.grammars.tokens import TokenIndex, Tokenization
+from constrained_spec.grammars.tracking import TrackingMatcher
 
 Whitespace = Literal["one-space", "compact", "flexible"]
 OnUnsupported = Literal["error", "validate"]
@@ -42,7 +44,6 @@ MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMA_DEPTH = 200
 MAX_ENUM = 20_000
 MAX_MULTIPLE_OF = 100_000
-_MAX_PROBES = 64
 
 # Between tokens: a little space, or one line break with indentation. Bounded, so that no model can loop in it.
 FLEXIBLE_WHITESPACE = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
@@ -106,6 +107,8 @@ def compile_json_schema(
     registry: Mapping[str, SchemaSource] | None = None,
     on_unsupported: OnUnsupported = "error",
     nullable: bool = False,
+    ensure_ascii: bool = False,
+    max_depth: int | None = None,
 ) -> SchemaGrammar:
     """The grammar of all values that ``source`` accepts, keys in declared order.
 
@@ -113,6 +116,8 @@ def compile_json_schema(
     at all, ``flexible`` also allows line breaks and indentation, bounded. ``format`` is enforced. ``registry`` holds
     other schemas by URI; the meta-schemas are known, nothing is fetched. ``nullable``: that keyword beside ``type``
     means what OpenAPI 3.0 means by it; without this option it is an unknown keyword and means nothing.
+    ``ensure_ascii``: characters beyond ASCII are written as ``json.dumps`` escapes them. ``max_depth``: arrays and
+    objects nest at most so many levels; 0 leaves strings, numbers, booleans and null.
 
     ``on_unsupported="validate"``: what cannot be enforced is left out, listed in ``relaxed`` of the grammar, and must
     be checked on the finished value (``schema_relax.validates``). A ``format`` that no specification defines is an
@@ -127,6 +132,11 @@ def compile_json_schema(
         )
     if on_unsupported not in ("error", "validate"):
         raise RequestError(f"unknown option {on_unsupported!r}", param="on_unsupported", hint="one of error, validate")
+    check_max_depth(max_depth)
+    if ensure_ascii and tokenization != "any":  # what the engine forces are not the bytes of the text
+        raise RequestError(
+            "ensure_ascii goes with any tokenization only", param="ensure_ascii", hint='use tokenization="any"'
+        )
     schema: Json = json.loads(canonical_text(source))
     others: dict[str, Json] = {uri: json.loads(canonical_text(other)) for uri, other in (registry or {}).items()}
     _check_valid(schema)
@@ -137,11 +147,15 @@ def compile_json_schema(
 
     def build(made: Json, relaxed: tuple[tuple[str, str], ...]) -> SchemaGrammar:
         _check_budget(made)
-        return SchemaGrammar(_lark(made, options, tokenization), index, key, tokenization, (*private, *relaxed))
+        if has_other_names(made):
+            check_spelling(schema)
+            check_spelling(made)  # a value may come from another document
+        text = lark_text(made, options, tokenization)
+        return SchemaGrammar(text, index, key, tokenization, (*private, *relaxed), ensure_ascii)
 
     _check_budget(schema)
     first: Exception | None = None
-    for attempt in _attempts(schema, others, on_unsupported == "validate"):
+    for attempt in _attempts(schema, others, on_unsupported == "validate", max_depth):
         try:
             made, relaxed = attempt()
             return build(made, relaxed)
@@ -151,13 +165,13 @@ def compile_json_schema(
                 first = error
     assert first is not None
     if isinstance(first, EngineError):
-        raise _Diagnosis(schema, options, tokenization, index).explain(str(first)) from None
+        raise Diagnosis(schema, options, tokenization, index).explain(str(first)) from None
     raise first
 
 
 class SchemaGrammar(LlgGrammar):
     """``relaxed``: (JSON pointer, keyword) of what the grammar does not enforce: formats that no specification defines,
-    and more only where that was asked for."""
+    and more only where that was asked for. ``ensure_ascii``: characters beyond ASCII are written as escapes."""
 
     def __init__(
         self,
@@ -166,28 +180,40 @@ class SchemaGrammar(LlgGrammar):
         key: str,
         tokenization: Tokenization,
         relaxed: tuple[tuple[str, str], ...] = (),
+        ensure_ascii: bool = False,
     ) -> None:
-        super().__init__(text, index, key, "schema", tokenization)
         self.relaxed = relaxed
+        self._ascii = ascii_tokens(index) if ensure_ascii else None
+        super().__init__(text, self._ascii.inner if self._ascii else index, key, "schema", tokenization)
+        if ensure_ascii and self.matcher().is_dead:
+            raise UnsatisfiableError("the schema allows no ASCII text that this vocabulary can spell", param="schema")
+
+    def matcher(self) -> TrackingMatcher:
+        inner = LlgMatcher(self, self.fresh())
+        return AsciiMatcher(self._ascii, inner) if self._ascii else inner
 
 
 Attempt = Callable[[], tuple[Json, tuple[tuple[str, str], ...]]]
 
 
-def _attempts(schema: Json, registry: Mapping[str, Json], relaxing: bool) -> Iterator[Attempt]:
+def _attempts(
+    schema: Json, registry: Mapping[str, Json], relaxing: bool, max_depth: int | None = None
+) -> Iterator[Attempt]:
     """Ways to say ``schema`` in the engine's keywords, the one that keeps most of it first."""
 
     def rewritten() -> tuple[Json, tuple[tuple[str, str], ...]]:
-        return rewrite(schema, registry).schema, ()
+        return bounded(rewrite(schema, registry).schema, max_depth), ()
 
     def relaxed() -> tuple[Json, tuple[tuple[str, str], ...]]:
         made = rewrite(schema, registry, relaxing=True)
-        return made.schema, made.relaxed
+        return bounded(made.schema, max_depth), made.relaxed
 
     def as_it_is() -> tuple[Json, tuple[tuple[str, str], ...]]:
         return schema, ()
 
-    if must_rewrite(schema):
+    if max_depth is not None:
+        yield rewritten  # only of what we wrote ourselves we know how it nests
+    elif must_rewrite(schema):
         yield rewritten
         if engine_is_sound(schema):
             yield as_it_is  # it may know two patterns to be disjoint where we do not
@@ -195,15 +221,6 @@ def _attempts(schema: Json, registry: Mapping[str, Json], relaxing: bool) -> Ite
         yield from (rewritten, as_it_is) if orders_keys(schema) else (as_it_is, rewritten)
     if relaxing:
         yield relaxed
-
-
-def _lark(schema: Json, options: dict[str, Json], tokenization: Tokenization) -> str:
-    body: Json
-    if isinstance(schema, dict):
-        body = {**schema, "x-guidance": options}
-    else:
-        body = {"x-guidance": options} if schema else False
-    return f"{header(tokenization)}start: %json {json.dumps(body, ensure_ascii=False)}\n"
 
 
 def _too_large(limit: str, message: str, param: str) -> GrammarBudgetError:
@@ -268,82 +285,3 @@ def _residues(step: float) -> int:
 
 def _joins(schema: Json) -> bool:
     return any("allOf" in node or ("$ref" in node and len(node) > 1) for _, node in subschemas(schema))
-
-
-class _Diagnosis:
-    """Turns llguidance's message into an error with the place and keyword at fault."""
-
-    def __init__(self, schema: Json, options: dict[str, Json], tokenization: Tokenization, index: TokenIndex) -> None:
-        self.schema = schema
-        self._options = options
-        self._tokenization = tokenization
-        self._index = index
-
-    def explain(self, message: str) -> RequestError:
-        message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
-        first = message.split("\n", 1)[0].strip()
-        found = re.match(r'Unimplemented keys: \["((?:[^"\\]|\\.)*)"', first)
-        if found:
-            return self._unsupported(found[1], f"the keyword {found[1]!r} cannot be enforced")
-        found = re.match(r"Unknown format: (.*)", first)
-        if found:
-            return self._unsupported(
-                "format",
-                f"the format {found[1]!r} cannot be enforced",
-                value=found[1],
-                hint="remove it if it is only a remark",
-            )
-        if first.startswith("oneOf constraints"):
-            return self._unsupported(
-                "oneOf",
-                "the branches of oneOf cannot be proven disjoint",
-                hint="use anyOf, or give the branches a property with different const values",
-            )
-        if "regex" in first.lower() and not first.startswith("Unsatisfiable"):
-            detail = message.rsplit("error: ", 1)[-1].split("\n", 1)[0]
-            keyword = "pattern" if self._places("pattern") else "patternProperties"
-            return self._unsupported(keyword, f"a pattern cannot be enforced: {detail}")
-        if re.match(r"Pointer '|Resource '|.*\$ref", first):
-            return self._unsupported("$ref", f"a reference cannot be resolved: {first}")
-        if first.startswith("Unsatisfiable"):
-            return UnsatisfiableError(f"no value satisfies the schema: {first}", param="schema")
-        error = refuse(EngineError(first), "schema", "schema")
-        if isinstance(error, GrammarBudgetError):
-            return error
-        keyword = next((k for _, node in subschemas(self.schema) for k in node if k in first), "")
-        return self._unsupported(keyword, f"the schema cannot be enforced: {first}")
-
-    def _places(self, keyword: str, value: str | None = None) -> list[str]:
-        return [
-            pointer
-            for pointer, node in subschemas(self.schema)
-            if keyword in node and (value is None or node[keyword] == value)
-        ]
-
-    def _unsupported(
-        self,
-        keyword: str,
-        message: str,
-        *,
-        value: str | None = None,
-        hint: str | None = None,
-    ) -> UnsupportedSchemaError:
-        places = self._places(keyword, value)
-        place = places[0] if places else ""
-        if len(places) > 1:
-            place = next((p for p in places[:_MAX_PROBES] if self._is_guilty(keyword, p, places)), place)
-        pointer = f"{place}/{escape(keyword)}" if places else place
-        return UnsupportedSchemaError(message, pointer=pointer, keyword=keyword, hint=hint)
-
-    def _is_guilty(self, keyword: str, place: str, places: list[str]) -> bool:
-        """With ``keyword`` left at ``place`` alone the schema still does not compile."""
-        probe = copy.deepcopy(self.schema)
-        others = set(places) - {place}
-        for pointer, node in list(subschemas(probe)):
-            if pointer in others:
-                del node[keyword]
-        try:
-            check_grammar(_lark(probe, self._options, self._tokenization), self._index)
-        except EngineError:
-            return True
-        return False

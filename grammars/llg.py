@@ -39,7 +39,8 @@ _BUDGETS = (
     (
         "max_grammar_size",
         re.compile(
-            r"grammar.{0,20}(?:too|size)|too large|too big|too complex|limit (?:exceeded|reached)", re.IGNORECASE
+            r"grammar.{0,20}(?:too|size)|symbols\.len\(\)|too large|too big|too complex|limit (?:exceeded|reached)",
+            re.IGNORECASE,
         ),
     ),
 )
@@ -87,7 +88,7 @@ class LlgGrammar(Grammar):
         self.legal_row = (index.text_row | pack(np.asarray(named, np.int64), size)) & ~index.eos_row
         self._prototype = self.build(text, index)
         first = LlgMatcher(self, self._prototype)
-        if not first.is_complete and first.is_exhausted:
+        if first.is_dead:
             raise UnsatisfiableError(f"the {what} allows no text that this vocabulary can spell")
 
     @staticmethod
@@ -116,7 +117,7 @@ class LlgGrammar(Grammar):
         with self._lock:
             return self._prototype.get_grammar_warnings()
 
-    def matcher(self) -> LlgMatcher:
+    def matcher(self) -> TrackingMatcher:
         return LlgMatcher(self, self.fresh())
 
     def fresh(self) -> LLMatcher:
@@ -135,11 +136,6 @@ class LlgMatcher(TrackingMatcher):
         self._row: MaskRow | None = None  # made at the first mask: a fork often sees none
         self._place = (0, 0)  # address and bytes of ``_row``; numpy takes longer to tell than many a mask takes
         self._row_is_current = False
-
-    @property
-    def is_exhausted(self) -> bool:
-        """No text token is legal here."""
-        return self._exhausted()
 
     def fork(self) -> LlgMatcher:
         return LlgMatcher(self._grammar, self._engine.deep_copy(), self._ids, self._ended)

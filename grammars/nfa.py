@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import pairwise
 
 import numpy as np
-from interegular import parse_pattern
-from interegular.fsm import FSM, anything_else
 
-from constrained_spec.errors import GrammarBudgetError, UnsatisfiableError
-from constrained_spec.grammars.automaton import DEAD, ByteAutomaton, TableAutomaton
+from constrained_spec.errors import UnsatisfiableError
+from constrained_spec.grammars.automaton import DEAD, ByteAutomaton, Effort, TableAutomaton, TooLarge
+from constrained_spec.grammars.automaton_algebra import intersect, subtract
 from constrained_spec.grammars.regex_syntax import Alt, Chars, Concat, Meet, Node, Repeat
-from constrained_spec.grammars.regex_tree import render_interegular, weight
-from constrained_spec.grammars.utf8 import Ranges, byte_sequences, complement, normalise
+from constrained_spec.grammars.utf8 import Ranges, byte_sequences
 
 MAX_NFA_STATES = 100_000
-MAX_DFA_STATES = 20_000
-MAX_DFA_WORK = 4_000_000  # edges followed while building: a few seconds at the very most
-MAX_LOOKAHEAD_WEIGHT = 400
-
-
-class TooLarge(Exception):
-    """The automaton exceeds its budget. Callers turn to another engine or raise ``GrammarBudgetError``."""
-
-    def __init__(self, limit: str) -> None:
-        super().__init__(limit)
-        self.limit = limit
 
 
 class Nfa:
-    """``epsilon[n]`` and ``edges[n]`` = (low byte, high byte, target)."""
+    """``epsilon[n]`` and ``edges[n]`` = (low byte, high byte, target). ``effort``: what may still be spent."""
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort | None = None) -> None:
+        self.effort = effort or Effort()
         self.epsilon: list[list[int]] = []
         self.edges: list[list[tuple[int, int, int]]] = []
 
     def node(self) -> int:
         if len(self.edges) >= MAX_NFA_STATES:
             raise TooLarge("max_nfa_states")
+        self.effort.spend(1)
         self.epsilon.append([])
         self.edges.append([])
         return len(self.edges) - 1
@@ -61,7 +49,8 @@ class Nfa:
         if isinstance(tree, Repeat):
             return self._add_repeat(tree, start)
         assert isinstance(tree, Meet)
-        return self._add_fsm(_fsm(tree), start)
+        met = _met(tree, self.effort)
+        return self.node() if met is None else self.add_automaton(met, start)
 
     def _add_repeat(self, tree: Repeat, start: int) -> int:
         for _ in range(tree.low):
@@ -104,52 +93,27 @@ class Nfa:
             self.epsilon[nodes[state]].append(end)
         return end
 
-    def _add_fsm(self, fsm: FSM, start: int) -> int:
-        nodes = {state: self.node() for state in fsm.states}
-        end = self.node()
-        self.epsilon[start].append(nodes[fsm.initial])
-        listed = normalise((ord(c), ord(c)) for c in fsm.alphabet if c is not anything_else)
-        symbols: dict[int, Ranges] = {}
-        for key, members in fsm.alphabet.by_transition.items():
-            ranges = [(ord(c), ord(c)) for c in members if c is not anything_else]
-            if any(c is anything_else for c in members):
-                ranges += complement(listed)
-            symbols[key] = normalise(ranges)
-        for state in fsm.states:
-            for key, target in fsm.map.get(state, {}).items():
-                self.add_characters(symbols[key], nodes[state], nodes[target])
-            if state in fsm.finals:
-                self.epsilon[nodes[state]].append(end)
-        return end
+
+def _met(tree: Meet, effort: Effort) -> TableAutomaton | None:
+    """The automaton of an intersection; None if it is empty. Raises ``TooLarge``."""
+    item, look = _built(tree.item, effort), _built(tree.look, effort)
+    if item is None or look is None:
+        return item if tree.negate else None
+    return (subtract if tree.negate else intersect)(item, look, effort)
 
 
-def _fsm(tree: Node) -> FSM:
-    """interegular's automaton for a tree with intersections at its end. Its algebra has no budget, so trees are kept
-    small; its own lookaheads are not used (they are wrong at the end of a pattern)."""
+def _built(tree: Node, effort: Effort) -> TableAutomaton | None:
     if isinstance(tree, Meet):
-        if weight(tree) > MAX_LOOKAHEAD_WEIGHT:
-            raise GrammarBudgetError(
-                "the regex around a lookahead is too large", limit="max_lookahead_weight", param="regex"
-            )
-        item, look = _fsm(tree.item), _fsm(tree.look)
-        return _typed(item - look if tree.negate else item & look)
-    if isinstance(tree, Concat) and tree.items and isinstance(tree.items[-1], Meet | Alt):
-        head = Concat(tree.items[:-1])
-        return _typed(_fsm(head) + _fsm(tree.items[-1]))
-    if isinstance(tree, Alt):
-        return reduce(lambda a, b: _typed(a | b), map(_fsm, tree.items))
-    return parse_pattern(render_interegular(tree)).to_fsm()
+        return _met(tree, effort)
+    try:
+        return build_automaton(tree, effort)
+    except UnsatisfiableError:
+        return None
 
 
-def _typed(value: object) -> FSM:
-    """interegular's operators carry no types."""
-    assert isinstance(value, FSM)
-    return value
-
-
-def build_automaton(tree: Node) -> TableAutomaton:
+def build_automaton(tree: Node, effort: Effort | None = None) -> TableAutomaton:
     """Raises ``TooLarge`` beyond the budget and ``UnsatisfiableError`` for the empty language."""
-    nfa = Nfa()
+    nfa = Nfa(effort)
     start = nfa.node()
     accept = nfa.add(tree, start)
     return determinise(nfa, start, accept)
@@ -203,6 +167,7 @@ def determinise(nfa: Nfa, start: int, accept: int) -> TableAutomaton:
                     if live[t] and t not in seen:
                         seen.add(t)
                         todo.append(t)
+            nfa.effort.spend(len(seen))
             closures[node] = frozenset(n for n in seen if edges_of[n] or n == accept)
         return closures[node]
 
@@ -210,8 +175,9 @@ def determinise(nfa: Nfa, start: int, accept: int) -> TableAutomaton:
     numbers: dict[frozenset[int], int] = {first: 0}
     by_targets: dict[frozenset[int], int] = {}
     order, rows = [first], []
-    work = 0
+    effort = nfa.effort
     for subset in order:  # grows while it is walked
+        work = len(subset)
         buckets: dict[int, set[int]] = {}
         for n in subset:
             for low, high, target in edges_of[n]:
@@ -229,12 +195,10 @@ def determinise(nfa: Nfa, start: int, accept: int) -> TableAutomaton:
                 if number is None:
                     number = numbers[closed] = len(order)
                     order.append(closed)
-                    if len(order) > MAX_DFA_STATES:
-                        raise TooLarge("max_dfa_states")
+                    effort.hold(len(order))
                 by_targets[key] = number
             row[cls] = number
         rows.append(row)
-        if work > MAX_DFA_WORK:
-            raise TooLarge("max_dfa_work")
+        effort.spend(work)
     accepting = np.fromiter((accept in subset for subset in order), np.bool_, len(order))
     return TableAutomaton(np.asarray(rows, np.int32), class_of[:256], accepting)

@@ -42,11 +42,14 @@ class JsonOptions:
     ensure_ascii: bool = False
     registry: Mapping[str, SchemaSource] | None = None
     nullable: bool = False
+    max_depth: int | None = None
 
     def of(self, schema: SchemaSource) -> JsonSchema:
         whitespace = cast(Whitespace, self.whitespace)
         on_unsupported = cast(Literal["error", "validate"], self.on_unsupported)
-        return JsonSchema(schema, whitespace, on_unsupported, self.ensure_ascii, self.registry, self.nullable)
+        return JsonSchema(
+            schema, whitespace, on_unsupported, self.ensure_ascii, self.registry, self.nullable, self.max_depth
+        )
 
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from constrained_spec.errors import GrammarBudgetError
+from constrained_spec.grammars.automaton import TooLarge
 from constrained_spec.grammars.dfa import DfaGrammar
 from constrained_spec.grammars.llg import LlgGrammar, header
-from constrained_spec.grammars.nfa import TooLarge, build_automaton
+from constrained_spec.grammars.nfa import build_automaton
 from constrained_spec.grammars.regex_syntax import parse
 from constrained_spec.grammars.regex_tree import render_rust, simplify
 from constrained_spec.grammars.tokens import TokenIndex, Tokenization

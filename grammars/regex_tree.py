@@ -131,7 +131,7 @@ def render_rust(tree: Node) -> str | None:
             return r"[^\x{0}-\x{10ffff}]"
         return "[" + "".join(f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in node.ranges) + "]"
 
-    return None if _has_meet(tree) else _render(tree, chars)
+    return None if has_meet(tree) else _render(tree, chars)
 
 
 def render_interegular(tree: Node) -> str:
@@ -149,7 +149,7 @@ def render_interegular(tree: Node) -> str:
         ends = ((_escape(a), _escape(b)) for a, b in listed)
         return f"[{'^' if negate else ''}{''.join(a if a == b else f'{a}-{b}' for a, b in ends)}]"
 
-    assert not _has_meet(tree)
+    assert not has_meet(tree)
     return _render(tree, chars)
 
 
@@ -158,10 +158,11 @@ def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 128 and not c.isalnum() else c
 
 
-def _has_meet(tree: Node) -> bool:
+def has_meet(tree: Node) -> bool:
+    """An intersection is in ``tree``."""
     if isinstance(tree, Concat | Alt):
-        return any(_has_meet(x) for x in tree.items)
-    return isinstance(tree, Meet) or (isinstance(tree, Repeat) and _has_meet(tree.item))
+        return any(has_meet(x) for x in tree.items)
+    return isinstance(tree, Meet) or (isinstance(tree, Repeat) and has_meet(tree.item))
 
 
 def _render(node: Node, chars: Callable[[Chars], str]) -> str:

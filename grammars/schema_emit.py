@@ -64,6 +64,8 @@ class Emitter:
             return True
         if conj == NEVER:
             return False
+        # However many places refer to one schema, it is written once.
+        conj = tuple(Lit(self.logic.refs.followed(x.place), x.positive) if isinstance(x, Lit) else x for x in conj)
         key = key_of(conj)
         if key in self._done:
             return self._done[key]

@@ -13,13 +13,15 @@ from interegular.fsm import FSM, anything_else
 from interegular.patterns import InvalidSyntax, Unsupported
 
 from constrained_spec.errors import RequestError, UnsatisfiableError
-from constrained_spec.grammars.nfa import TooLarge, build_automaton
+from constrained_spec.grammars.automaton import Effort, TooLarge
+from constrained_spec.grammars.nfa import build_automaton
 from constrained_spec.grammars.regex_syntax import ANY, EMPTY, Alt, Anchor, Concat, Meet, Node, Repeat, parse
-from constrained_spec.grammars.regex_tree import render_interegular, simplify, weight
+from constrained_spec.grammars.regex_tree import has_meet, render_interegular, simplify, weight
 
 MAX_WEIGHT = 400  # of a pattern whose automaton is built
 SMALL_WEIGHT = 40  # below, no automaton is large
 MAX_MACHINE = 1_500  # states
+MAX_WORK = 1_000_000  # edges followed to find that out
 MAX_PRODUCT = 4_000  # states of an intersection that is looked at
 MAX_STATES = 60  # of an automaton that is written as a pattern
 MAX_PATTERN_LENGTH = 4_000
@@ -42,7 +44,7 @@ def automaton(pattern: str) -> FSM:
         raise TooHard
     try:
         tree = simplify(_search(parse(pattern)))
-        if weight(tree) > MAX_WEIGHT or (weight(tree) > SMALL_WEIGHT and not _fits(tree)):
+        if weight(tree) > MAX_WEIGHT or ((weight(tree) > SMALL_WEIGHT or has_meet(tree)) and not _fits(tree)):
             raise TooHard
         return _machine(tree)
     except (RequestError, InvalidSyntax, Unsupported, RecursionError, ValueError):
@@ -50,13 +52,14 @@ def automaton(pattern: str) -> FSM:
 
 
 def _fits(tree: Node) -> bool:
-    """Whether the automaton stays small. interegular's own construction knows no budget, ours does."""
+    """Whether the automaton stays small, and those on the way to it. interegular knows no budget, we do."""
     try:
-        return len(build_automaton(tree).accepting) <= MAX_MACHINE
+        build_automaton(tree, Effort(states=MAX_MACHINE, work=MAX_WORK))
     except UnsatisfiableError:
         return True
     except TooLarge:
         return False
+    return True
 
 
 def _machine(tree: Node) -> FSM:

@@ -14,6 +14,7 @@ from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore
 from constrained_spec.errors import UnsupportedSchemaError
 from constrained_spec.grammars.schema_walk import Json, children, escape
 
+MAX_HOPS = 16  # references that lead to references
 DRAFTS = {
     "http://json-schema.org/draft-03/schema": 3,
     "http://json-schema.org/draft-04/schema": 4,
@@ -99,6 +100,18 @@ class References:
         if resource in scope or not self.uses_scope:
             return scope
         return (*scope, resource)
+
+    def followed(self, place: Place) -> Place:
+        """Where ``place`` leads if it is nothing but a reference, else, or if that leads nowhere, ``place`` itself."""
+        at = place
+        for _ in range(MAX_HOPS):
+            if not isinstance(at.node, dict) or at.node.keys() != {"$ref"}:
+                return at
+            try:
+                at = self.resolve(at, "$ref")
+            except UnsupportedSchemaError:
+                break
+        return place
 
     def resolve(self, place: Place, keyword: str) -> Place:
         """The place that ``keyword`` of ``place`` points to. Raises ``UnsupportedSchemaError``."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from constrained_spec.errors import GrammarBudgetError
 from constrained_spec.grammars.schema_clauses import Lit
 from constrained_spec.grammars.schema_emit import Emitter
 from constrained_spec.grammars.schema_formats import ENGINE_FORMATS
@@ -84,6 +85,15 @@ def rewrite(schema: Json, registry: Mapping[str, Json] | None = None, *, relaxin
 
     Raises ``UnsupportedSchemaError`` (never for a keyword while ``relaxing``) and ``GrammarBudgetError``.
     """
+    try:
+        return _rewritten(schema, registry, relaxing)
+    except RecursionError:
+        raise GrammarBudgetError(
+            "the schema nests too deeply to be rewritten", limit="max_schema_depth", param="schema"
+        ) from None
+
+
+def _rewritten(schema: Json, registry: Mapping[str, Json] | None, relaxing: bool) -> Rewritten:
     explicit = isinstance(schema, dict) and "$schema" in schema
     refs = References(schema, registry, draft_of(schema, default_draft(schema)))
     logic = Logic(refs, explicit, relaxing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from constrained_spec.errors import RequestError
 from constrained_spec.grammars.choice import compile_choice
 from constrained_spec.grammars.constraints import Choice, JsonSchema, Lark, Regex
 from constrained_spec.grammars.dfa import DfaGrammar
@@ -20,8 +19,6 @@ def compile_simple(
 ) -> DfaGrammar | LlgGrammar:
     """Raises what the compilers raise."""
     if isinstance(constraint, JsonSchema):
-        if constraint.ensure_ascii:
-            raise RequestError("ensure_ascii cannot be enforced", param="ensure_ascii", hint="leave it out")
         return compile_json_schema(
             constraint.schema,
             index,
@@ -31,6 +28,8 @@ def compile_simple(
             registry=constraint.registry,
             on_unsupported=constraint.on_unsupported,
             nullable=constraint.nullable,
+            ensure_ascii=constraint.ensure_ascii,
+            max_depth=constraint.max_depth,
         )
     if isinstance(constraint, Regex):
         return compile_regex(constraint.pattern, index, key, tokenization=tokenization)

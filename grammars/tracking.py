@@ -112,6 +112,11 @@ class TrackingMatcher(Matcher):
     def is_finished(self) -> bool:
         return self._ended or (self._accepts() and self._exhausted())
 
+    @property
+    def is_dead(self) -> bool:
+        """Nothing is legal, not even to stop, though EOS was not taken."""
+        return not self._ended and not self._accepts() and self._exhausted()
+
     def fingerprint(self) -> bytes:
         row = np.empty(self._index.vocabulary.mask_words, np.int32)
         self.mask_into(row)

@@ -136,7 +136,7 @@ def validate_sampling(sampling: Sampling, vocabulary: Vocabulary) -> None:
                     f"{name} names id {token!r}", param=name, hint=f"ids are integers from 0 to {vocabulary.size - 1}"
                 )
     values = {f"logit_bias[{token}]": bias for token, bias in sampling.logit_bias.items()}
-    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+    for name in ("temperature", "presence_penalty", "frequency_penalty", "repetition_penalty"):
         values[name] = getattr(sampling, name)
     for name, value in values.items():
         if abs(value) > _LARGEST or (name == "repetition_penalty" and value < 1 / _LARGEST):

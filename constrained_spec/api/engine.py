@@ -35,7 +35,7 @@ from constrained_spec.grammars.base import Grammar
 from constrained_spec.grammars.compile import JsonSchema, compile_constraint
 from constrained_spec.grammars.json_schema import SchemaGrammar, load_schema
 from constrained_spec.grammars.lengths import CloseOnLength
-from constrained_spec.grammars.output_types import parse_output, to_constraint
+from constrained_spec.grammars.output_types import parse_output
 from constrained_spec.grammars.schema_relax import validates
 from constrained_spec.grammars.schema_walk import with_null
 from constrained_spec.grammars.tracking import TrackingMatcher
@@ -275,7 +275,7 @@ class Engine:
             )
         if not tokens:
             raise RequestError("the prompt is empty", param="prompt")
-        constraint = to_constraint(output_type, request.json_options)
+        constraint = request.constraint()
         if request.close_on_length and constraint is None:
             raise ConfigError("close_on_length needs a constraint to close", param="close_on_length")
         grammar = (
@@ -306,8 +306,7 @@ class Engine:
     @staticmethod
     def check(output_type: object = None, **options: Unpack[Options]) -> None:
         """Raise what ``generate`` would raise for these options, without a model."""
-        request = Request.parse(output_type, options)
-        to_constraint(output_type, request.json_options)
+        Request.parse(output_type, options).constraint()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt: raw text as it is, messages through the chat template, ids checked."""
@@ -456,7 +455,7 @@ class Engine:
 
 def _violation(request: Request, text: str) -> str | None:
     """What of the schema the finished value breaks, in words; None if it holds."""
-    constraint = to_constraint(request.output_type, request.json_options)
+    constraint = request.constraint()
     assert isinstance(constraint, JsonSchema)
     registry = {uri: load_schema(schema) for uri, schema in (constraint.registry or {}).items()}
     schema = load_schema(constraint.schema)

@@ -11,8 +11,9 @@ from constrained_spec.config import DEFAULT_GAMMA, Sampling, Speculation
 from constrained_spec.drafters.base import Drafter
 from constrained_spec.engine.job import Mode
 from constrained_spec.errors import ConfigError
+from constrained_spec.grammars.constraints import Constraint, JsonSchema
 from constrained_spec.grammars.json_schema import SchemaSource, Whitespace
-from constrained_spec.grammars.output_types import JsonOptions
+from constrained_spec.grammars.output_types import JsonOptions, to_constraint
 from constrained_spec.grammars.tokens import Tokenization
 from constrained_spec.processors.base import Processor
 
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     ensure_ascii: bool
     registry: Mapping[str, SchemaSource]
     nullable: bool
+    max_depth: int | None
     close_on_length: bool
     prediction: str | Seq[int] | None
     namespace: str
@@ -88,6 +90,26 @@ class Request:
     priority: int
     deadline: float | None
     inspect: bool
+
+    def constraint(self) -> Constraint | None:
+        """What ``output_type`` and the options for JSON ask for together.
+
+        Raises ``ConfigError`` for an option of JSON on anything else, and what the type's own constraint raises.
+        """
+        found = to_constraint(self.output_type, self.json_options)
+        ascii_only, depth = self.json_options.ensure_ascii, self.json_options.max_depth
+        if not ascii_only and depth is None:
+            return found
+        if not isinstance(found, JsonSchema):
+            name = "ensure_ascii" if ascii_only else "max_depth"
+            raise ConfigError(
+                f"{name} is for JSON only", param=name, hint="give a JSON Schema, or a type written as JSON"
+            )
+        return dataclasses.replace(
+            found,
+            ensure_ascii=found.ensure_ascii or ascii_only,
+            max_depth=found.max_depth if depth is None else depth,
+        )
 
     @property
     def declared(self) -> tuple[str, ...]:
@@ -140,6 +162,7 @@ class Request:
                 bool(given.get("ensure_ascii", False)),
                 given.get("registry"),
                 bool(given.get("nullable", False)),
+                given.get("max_depth"),
             ),
             close_on_length=bool(given.get("close_on_length", False)),
             prediction=given.get("prediction"),

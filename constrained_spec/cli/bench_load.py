@@ -19,10 +19,14 @@ from constrained_spec.cli.bench import about
 from constrained_spec.cli.console import exit_codes, loading, quiet_libraries, stderr
 from constrained_spec.cli.suite import extraction_suite
 from constrained_spec.errors import ConfigError
+from constrained_spec.grammars.compile import Regex
 from constrained_spec.measure.load import Run, Work, poisson, saturated, static_batches
+from constrained_spec.measure.long_run import long_run
 
 LEVELS = (1, 2, 4, 8, 16)
 LOAD = 0.8  # of the target-only throughput, at which requests arrive
+LONG = 10_000  # tokens of one output, over which a round's cost beside the model must not grow
+_TEXT = '{"name": "Ada Lovelace", "born": 1815, "tags": ["poet", "mathematician"]}, '
 WORTH = 1.0  # ratio from which on speculation belongs into the envelope
 
 
@@ -65,6 +69,7 @@ def load(
             "concurrency": {str(level): figures for level, figures in found.items()},
             "envelope": {str(level): "on" if f["ratio"] >= WORTH else "off" for level, f in found.items()},
             "v_ms_by_drafts": _costs(engine), "memory": _memory(engine),
+            "long_run": long_run(engine.model.vocabulary, Regex(r"[ -~]*"), LONG, text=_TEXT),
         }  # fmt: skip
         sequential = found[min(found)]["target_only"]["tokens_per_s"] if min(found) == 1 else None
         for figures in found.values():
@@ -116,6 +121,7 @@ def measure_level(
         "gamma_mean": statistics.median(run.gamma_mean for run in fast),
         "tokens_per_round": {str(n): lengths[n] for n in sorted(lengths)},
         "scheduler_ms_per_round": 1e3 * statistics.median(run.scheduler_seconds / max(1, run.steps) for run in fast),
+        "mask_ms_per_round": 1e3 * statistics.median(run.mask_seconds / max(1, run.steps) for run in fast),
         "arrivals_per_s": rate,
         "identical": sum(a == b for a, b in zip(*texts, strict=True)),
         "jobs": jobs,

@@ -43,6 +43,8 @@ def check(
     on_unsupported: str = typer.Option(
         "error", help="In a schema: error, or validate (generate without the keyword, check the finished value)."
     ),
+    ensure_ascii: bool = typer.Option(False, help="In JSON: write characters beyond ASCII as \\uXXXX."),
+    max_depth: int | None = typer.Option(None, help="In JSON: arrays and objects nest at most so many levels."),
     timeout: float | None = typer.Option(None, help="Compile in a process of its own, for at most so many seconds."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -55,9 +57,16 @@ def check(
         report = blank(None)
         try:
             wanted = output_type(
-                schema=schema, regex=regex, choice=choice, grammar=grammar, type_=type_, whitespace=whitespace
-            )
-            constraint = _relaxing(to_constraint(wanted, JsonOptions(whitespace)), on_unsupported)
+                schema=schema, regex=regex, choice=choice, grammar=grammar, type_=type_, whitespace=whitespace,
+                on_unsupported=on_unsupported, ensure_ascii=ensure_ascii, max_depth=max_depth,
+            )  # fmt: skip
+            if on_unsupported not in ("error", "validate"):
+                raise ConfigError(
+                    f"unknown value {on_unsupported!r}", param="--on-unsupported", hint="one of error, validate"
+                )
+            options = JsonOptions(whitespace, on_unsupported, ensure_ascii, max_depth=max_depth)
+            constraint = to_constraint(wanted, options)
+            _check_json_only(constraint, ensure_ascii, max_depth)
         except RequestError as error:
             report["error"] = _error(error)
         else:
@@ -79,12 +88,10 @@ def check(
         raise typer.Exit(exit_code(report))
 
 
-def _relaxing(constraint: Constraint | None, on_unsupported: str) -> Constraint | None:
-    if on_unsupported not in ("error", "validate"):
-        raise ConfigError(f"unknown value {on_unsupported!r}", param="--on-unsupported", hint="one of error, validate")
-    if on_unsupported == "validate" and isinstance(constraint, JsonSchema):
-        return dataclasses.replace(constraint, on_unsupported="validate")
-    return constraint
+def _check_json_only(constraint: Constraint | None, ensure_ascii: bool, max_depth: int | None) -> None:
+    given = "--ensure-ascii" if ensure_ascii else "--max-depth" if max_depth is not None else None
+    if given and not isinstance(constraint, JsonSchema):
+        raise ConfigError(f"{given} is for JSON only", param=given, hint="give --schema, or a --type written as JSON")
 
 
 def exit_code(report: dict[str, Any]) -> int:

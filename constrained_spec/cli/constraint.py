@@ -29,6 +29,8 @@ def output_type(
     type_: str | None,
     whitespace: str,
     on_unsupported: str = "error",
+    ensure_ascii: bool = False,
+    max_depth: int | None = None,
 ) -> object:
     """At most one of the options; ``schema`` and ``grammar`` are a file or the text itself.
 
@@ -42,7 +44,7 @@ def output_type(
         raise ConfigError(f"{' and '.join(named)} contradict each other", param=named[1], hint="give one constraint")
     if schema is not None:
         value = _schema(_text_of(schema, "--schema"))
-        return JsonOptions(whitespace, on_unsupported).of(value)
+        return JsonOptions(whitespace, on_unsupported, ensure_ascii, max_depth=max_depth).of(value)
     if regex is not None:
         return Regex(regex)
     if choice:

@@ -44,6 +44,12 @@ def generate(
     on_unsupported: str = typer.Option(
         "error", help="error, or validate: check the finished value.", rich_help_panel=_CONSTRAINT
     ),
+    ensure_ascii: bool = typer.Option(
+        False, help="In JSON: characters beyond ASCII as \\uXXXX.", rich_help_panel=_CONSTRAINT
+    ),
+    max_depth: int | None = typer.Option(
+        None, help="In JSON: at most so many levels of arrays and objects.", rich_help_panel=_CONSTRAINT
+    ),
     close_on_length: bool = typer.Option(
         False, help="End in a complete value within --max-tokens.", rich_help_panel=_CONSTRAINT
     ),
@@ -87,6 +93,8 @@ def generate(
             type_=type_,
             whitespace=whitespace,
             on_unsupported=on_unsupported,
+            ensure_ascii=ensure_ascii,
+            max_depth=max_depth,
         )
         options: Options = {
             "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p,
@@ -94,7 +102,8 @@ def generate(
             "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "seed": seed,
             "stop": stop or [], "include_stop": include_stop, "drafter": drafter, "gamma": gamma,
             "verifier": verifier, "whitespace": whitespace, "tokenization": tokenization,
-            "on_unsupported": on_unsupported, "close_on_length": close_on_length,
+            "on_unsupported": on_unsupported, "close_on_length": close_on_length, "ensure_ascii": ensure_ascii,
+            "max_depth": max_depth,
         }  # fmt: skip
         if prediction is not None:
             options["prediction"] = _prediction(prediction)

@@ -159,6 +159,24 @@ def test_what_is_only_checked_afterwards_is_named() -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_the_depth_and_the_alphabet_of_json() -> None:
+    tree = json.dumps({"type": "array", "items": {"$ref": "#"}})
+    assert run("--schema", tree, "--max-depth", "2", "[[], []]")[0] == 0
+    code, report = run("--schema", tree, "--max-depth", "2", "[[], [[]]]")
+    assert code == 1 and report["text"]["byte"] == 6
+    code, report = run("--schema", tree, "--max-depth", "0")
+    assert code == 2 and (report["error"]["type"], report["error"]["param"]) == ("UnsatisfiableError", "max_depth")
+    assert run("--schema", tree, "--max-depth", "-1")[1]["error"]["param"] == "max_depth"
+    text = json.dumps({"const": "é"})
+    assert run("--schema", text, "--ensure-ascii", r'"\u00e9"')[0] == 0
+    assert run("--schema", text, "--ensure-ascii", '"é"')[0] == 1
+    assert run("--type", "list", "--max-depth", "1", "[[]]")[0] == 1
+    for option in (("--ensure-ascii",), ("--max-depth", "3")):
+        result = runner.invoke(app, ["check", "--regex", "a", *option])
+        assert result.exit_code == 2 and option[0] in result.stderr
+
+
+@pytest.mark.usefixtures("small")
 def test_an_empty_language_is_said_to_be_empty() -> None:
     schemas: list[object] = [{"type": "integer", "minimum": 5, "maximum": 3}, {"enum": []}, False]
     for schema in schemas:

@@ -17,7 +17,7 @@ from constrained_spec.errors import (
     RequestError,
     UnsatisfiableError,
 )
-from constrained_spec.grammars import choice, guard, json_schema, lark, nfa
+from constrained_spec.grammars import automaton, choice, guard, json_schema, lark
 from constrained_spec.grammars.budget import DEFAULT, Budget, check_text
 from constrained_spec.grammars.compile import Choice, Constraint, JsonSchema, Lark, Regex, compile_constraint
 from constrained_spec.grammars.guard import Worker, compile_guarded
@@ -35,7 +35,7 @@ def _no_process_stays() -> Iterator[None]:
 
 
 def test_the_defaults_are_what_the_compilers_hold() -> None:
-    assert DEFAULT.states == nfa.MAX_DFA_STATES
+    assert DEFAULT.states == automaton.MAX_DFA_STATES
     assert DEFAULT.text_bytes == json_schema.MAX_SCHEMA_BYTES == lark.MAX_LARK_BYTES
     assert DEFAULT.choice_bytes == choice.MAX_CHOICE_BYTES
     assert DEFAULT.enum == json_schema.MAX_ENUM

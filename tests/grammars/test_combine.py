@@ -14,6 +14,7 @@ from constrained_spec.errors import GrammarBudgetError, RequestError, Unsatisfia
 from constrained_spec.grammars.base import Grammar, Matcher
 from constrained_spec.grammars.compile import (
     All,
+    AnyOf,
     Choice,
     Constraint,
     JsonSchema,
@@ -316,6 +317,17 @@ def test_json_keeps_its_whitespace_inside_others(whitespace: str, vocabulary: Vo
         assert accepts(tagged, f"x<{text}> [<{text}>", vocabulary) == legal, text
         bare = text.strip()  # without an end, spaces behind the value are free text
         assert accepts(endless, f"x<{text} ]x<{bare}", vocabulary) == ((text == bare and legal) or text == "[] "), text
+
+
+def test_alternatives(vocabulary: Vocabulary) -> None:
+    regular = AnyOf(Regex("a+"), Choice(("b", "abc")))
+    assert isinstance(compile_constraint(regular, vocabulary), DfaGrammar)
+    for constraint in (regular, All(regular, Regex("(?s).*"))):
+        grammar = compile_constraint(constraint, vocabulary)
+        assert [t for t in words("abc", 3) if accepts(grammar, t, vocabulary)] == ["a", "b", "aa", "aaa", "abc"]
+    mixed = compile_constraint(AnyOf(JsonSchema({"enum": [1, "x"]}), Lark('start: "<" /a+/')), vocabulary)
+    texts = ("1", '"x"', "<aa", "<", "1<a", "2")
+    assert [accepts(mixed, t, vocabulary) for t in texts] == [True, True, True, False, False, False]
 
 
 def test_schemas_are_rewritten_inside_others_too(vocabulary: Vocabulary) -> None:

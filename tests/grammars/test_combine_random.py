@@ -9,7 +9,7 @@ import re
 import pytest
 
 from constrained_spec.errors import RequestError, UnsatisfiableError
-from constrained_spec.grammars import combine, nfa
+from constrained_spec.grammars import automaton, combine
 from constrained_spec.grammars.base import Grammar
 from constrained_spec.grammars.compile import (
     All,
@@ -158,4 +158,4 @@ def test_the_same_beyond_the_automaton_budget(
 
 
 def too_large(tree: object) -> None:
-    raise nfa.TooLarge("max_dfa_states")
+    raise automaton.TooLarge("max_dfa_states")

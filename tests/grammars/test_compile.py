@@ -159,6 +159,8 @@ def test_keys_tell_combinations_apart(vocabulary: Vocabulary) -> None:
         ToolCalls((tool,), parallel=False),
         ToolCalls((tool,), syntax="json"),
         JsonSchema({"type": "string"}),
+        JsonSchema({"type": "string"}, ensure_ascii=True),
+        JsonSchema({"type": "string"}, max_depth=1),
         JsonSchema({"type": "string"}, registry={"u:x": {"type": "string"}}),
     )
     grammars = [compile_constraint(c, vocabulary) for c in constraints]

@@ -19,7 +19,7 @@ from constrained_spec.errors import (
     UnsupportedSchemaError,
 )
 from constrained_spec.grammars.base import Grammar
-from constrained_spec.grammars.compile import JsonSchema, compile_constraint
+from constrained_spec.grammars.compile import JsonSchema, Regex, Then, compile_constraint
 from constrained_spec.grammars.json_schema import SchemaGrammar
 from constrained_spec.grammars.tokens import is_set
 from constrained_spec.types import Vocabulary
@@ -239,3 +239,38 @@ def test_a_format_of_no_specification_is_a_remark_and_is_told(vocabulary: Vocabu
     assert grammar.relaxed == (("/properties/a/format", "format"),)
     known = compile_constraint(JsonSchema({"type": "string", "format": "date"}), vocabulary)
     assert isinstance(known, SchemaGrammar) and known.relaxed == ()
+
+
+NAMED: list[Any] = [
+    {"properties": {"a": {"type": "integer"}}},
+    {"properties": {"a": {"const": "x"}}, "additionalProperties": {"const": 1}},
+    {"patternProperties": {"^a": {"const": "x"}}},
+    {"patternProperties": {"^a": {"const": "x"}}, "additionalProperties": {"const": 1}},
+    {"properties": {"a": {"const": "x"}}, "patternProperties": {"^b": {"const": 1}}, "additionalProperties": False},
+    {"properties": {"a": {"const": "x"}}, "required": ["a"], "minProperties": 2},
+    {"not": {"required": ["b"]}, "properties": {"a": {"const": "x"}}},
+    {"propertyNames": {"pattern": "^[bc]$"}, "properties": {"a": {}}},
+]
+
+
+@pytest.mark.parametrize("schema", NAMED)
+@pytest.mark.parametrize("name", [r"\u0061", r"\u0062", r"\u0041", r"\u000a", r"\u00e9", r"b\u0061"])
+def test_a_name_in_disguise_is_no_other_name(schema: Any, name: str, vocabulary: Vocabulary) -> None:
+    """A declared name that is written with numbers would be read back as the declared name."""
+    for outer in (lambda it: it, lambda it: Then(it, Regex("!"))):
+        matcher = compile_constraint(outer(JsonSchema({"type": "object", **schema})), vocabulary).matcher()
+        assert not all(matcher.advance(t) for t in vocabulary.encode(f'{{"{name}": 1')), name
+
+
+def test_control_characters_where_objects_have_other_names(vocabulary: Vocabulary) -> None:
+    closed = {"type": "object", "properties": {"a": {"const": "\x01"}}, "additionalProperties": False}
+    matcher = compile_constraint(JsonSchema(closed), vocabulary).matcher()
+    assert all(matcher.advance(t) for t in vocabulary.encode(r'{"a": "\u0001"}')) and matcher.is_complete
+    for value in ({"const": "\x01"}, {"enum": ["\x7f", 1]}):
+        with pytest.raises(UnsupportedSchemaError) as caught:
+            compile_constraint(JsonSchema({"type": "object", "properties": {"a": value}}), vocabulary)
+        assert caught.value.pointer == f"/properties/a/{next(iter(value))}"
+    fine = JsonSchema({"type": "object", "properties": {"a": {"enum": ["\n", "\\u0001"]}}})
+    for text in (r'{"a": "\n"}', r'{"a": "\\u0001"}'):
+        matcher = compile_constraint(fine, vocabulary).matcher()
+        assert all(matcher.advance(t) for t in vocabulary.encode(text)) and matcher.is_complete

@@ -28,6 +28,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     "flexible": JsonSchema(
         {"type": "array", "items": {"enum": ["yes", "no", None, 1.5]}, "maxItems": 3}, whitespace="flexible"
     ),
+    "bounded": JsonSchema({"type": ["array", "boolean"], "items": {"$ref": "#"}}, max_depth=2),
     "recursive-lark": Lark('start: "a" start "b" | "ab"'),
     "special-lark": Lark('start: "a" <|tool|> /[0-9]+/'),
 }

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from interegular import parse_pattern
 from llguidance import LLMatcher, LLTokenizer
 
-from constrained_spec.errors import GrammarBudgetError, GrammarSyntaxError, UnsatisfiableError
-from constrained_spec.grammars.automaton import DEAD, ByteAutomaton, TrieAutomaton
-from constrained_spec.grammars.compile import Regex, compile_constraint
+from constrained_spec.errors import (
+    GrammarBudgetError,
+    GrammarSyntaxError,
+    UnsatisfiableError,
+    UnsupportedSchemaError,
+)
+from constrained_spec.grammars.automaton import DEAD, MAX_DFA_WORK, ByteAutomaton, Effort, TooLarge, TrieAutomaton
+from constrained_spec.grammars.compile import JsonSchema, Regex, compile_constraint
 from constrained_spec.grammars.llg import LlgGrammar
-from constrained_spec.grammars.nfa import build_automaton
+from constrained_spec.grammars.nfa import MAX_NFA_STATES, build_automaton
 from constrained_spec.grammars.regex_syntax import parse
 from constrained_spec.grammars.regex_tree import render_interegular, render_rust, simplify
 from constrained_spec.grammars.utf8 import byte_sequences, complement, normalise
@@ -222,9 +227,55 @@ def _bytes_tokenizer() -> LLTokenizer:
 
 
 def test_budgets_are_typed() -> None:
-    for pattern in ("x" * 200_001, "(" * 200 + ")" * 200, "(?=a)" + "(?:a|b|cd|ef){0,200}" * 3):
+    for pattern in ("x" * 200_001, "(" * 200 + ")" * 200):
         with pytest.raises(GrammarBudgetError):
             automaton(pattern)
+
+
+# Intersections whose operands, or themselves, are exponential or quadratic in the repeats that are written in them.
+COSTLY = {
+    r"(?!.*(?:a|b){0,9}a(?:a|b){9})[ab]{1,30}": "max_dfa_states",
+    r"(?=.*\d.{0,40})(?=.*[a-z].{0,40})(?=.*[A-Z].{0,40}).{8,60}": "max_dfa_states",
+    r"(?!.*(?:(?:ab?){1,30}c){1,30})[abc]{1,500}": "max_dfa_states",
+    r"(?=(?:(?:a?b?){0,40}c?){0,40}d)[a-d]{1,90}": "max_dfa_work",
+    r"(?!(?:\p{L}{1,9}\p{N}?){1,30}x).*": "max_nfa_states",
+}
+
+
+@pytest.mark.parametrize("pattern", COSTLY)
+def test_nested_repeats_in_lookaheads_end_within_the_budget(pattern: str, vocabulary: Vocabulary) -> None:
+    effort = Effort()
+    with pytest.raises(TooLarge) as stopped:
+        build_automaton(simplify(parse(pattern)), effort)
+    assert stopped.value.limit == COSTLY[pattern]
+    # Work is counted, in steps of at most one state's edges and targets: it ends where the budget does on any machine.
+    assert -MAX_NFA_STATES <= effort.work <= MAX_DFA_WORK
+    with pytest.raises(GrammarBudgetError) as caught:
+        compile_constraint(Regex(pattern), vocabulary)
+    assert caught.value.limit == COSTLY[pattern] and caught.value.param == "regex"
+    for schema in ({"pattern": pattern}, {"not": {"type": "string", "pattern": pattern}}):
+        with pytest.raises(UnsupportedSchemaError):
+            compile_constraint(JsonSchema({"type": "string", **schema}), vocabulary)
+
+
+def test_the_work_on_every_part_of_a_regex_counts_together() -> None:
+    pattern = r"(?=.*a.{3})(?!.*b.{3}).{0,40}"
+    whole = Effort()
+    machine = build_automaton(simplify(parse(pattern)), whole)
+    spent = MAX_DFA_WORK - whole.work
+    assert accepts(machine, b"caccc") and not accepts(machine, b"cabccc")
+    assert build_automaton(simplify(parse(pattern)), Effort(work=spent)).size == machine.size
+    with pytest.raises(TooLarge) as caught:
+        build_automaton(simplify(parse(pattern)), Effort(work=spent - 1))
+    assert caught.value.limit == "max_dfa_work"
+
+
+def test_optional_parts_in_a_long_repeat_do_not_cost_their_square(vocabulary: Vocabulary) -> None:
+    effort = Effort()
+    with pytest.raises(TooLarge):
+        build_automaton(simplify(parse("(?:a?b?c?){0,5000}")), effort)
+    assert effort.work >= -MAX_NFA_STATES
+    assert isinstance(compile_constraint(Regex("(?:a?b?c?){0,5000}"), vocabulary), LlgGrammar)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

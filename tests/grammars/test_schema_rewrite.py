@@ -274,3 +274,17 @@ def test_verdicts_are_jsonschemas(schema: Any, values: list[Any]) -> None:
         return
     for value in values:
         assert verdict(grammar, schema, value) == validator.is_valid(value), (value, rewrite(schema).schema)
+
+
+def test_many_references_to_one_schema_are_no_deep_nest() -> None:
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": "#"} for i in range(300)},
+        "not": {"required": ["x"]},
+    }
+    assert verdict(compiled(schema), schema, {"p7": {"p299": {}}}) and not verdict(compiled(schema), schema, {"x": 1})
+    chain: dict[str, Any] = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(999)}
+    deep = {"$ref": "#/$defs/d0", "not": {"maxItems": 0}, "$defs": {**chain, "d999": {"type": "null"}}}
+    with pytest.raises(GrammarBudgetError) as caught:
+        compiled(deep)
+    assert caught.value.limit == "max_schema_depth"
