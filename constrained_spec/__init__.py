@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from constrained_spec.grammars import library
     from constrained_spec.grammars.compile import (
         All,
+        AnyOf,
         Choice,
         JsonSchema,
         Lark,
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "All": "grammars.compile",
+    "AnyOf": "grammars.compile",
     "Choice": "grammars.compile",
     "ConfigError": "errors",
     "ConstrainedSpecError": "errors",
@@ -81,6 +83,7 @@ _HOME = {
 
 __all__ = [
     "All",
+    "AnyOf",
     "Choice",
     "ConfigError",
     "ConstrainedSpecError",
