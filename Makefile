@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: setup model demo test test-full conformance lint examples clean
+.PHONY: setup model demo serve test test-full test-clients test-browser soak conformance lint examples clean
 
 setup: $(STAMP)
 
@@ -23,12 +23,25 @@ model: setup
 demo: setup
 	$(BIN)/constrained-spec demo
 
+# The API on http://127.0.0.1:8000, with the playground at /.
+serve: model
+	$(BIN)/constrained-spec serve smollm2-135m
+
 # Most of the time goes into single-threaded work: two processes of one thread are quicker than one of two.
 test: model
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
 
 test-full: model
-	$(BIN)/python -m pytest -q -s -m "full or not full"
+	$(BIN)/python -m pytest -q -s -m "not browser"
+
+# 2,000 requests with faults of every kind: no leak, flat memory.
+soak: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "full or not full" tests/engine/test_soak.py
+
+# Debian's Chromium; nothing is downloaded by Playwright itself.
+test-browser: model
+	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal -m browser tests/browser
 
 # Fetches the official JSON Schema suite, once; fails on any false accept.
 conformance: setup

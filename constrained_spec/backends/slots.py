@@ -241,7 +241,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
     def release(self) -> None:
         """Give the buffers back; only the lengths remain."""
         self.slot_layers = ()
-        self.layers = []
+        self.layers: list[SlotLayer] = []
 
     def fingerprint(self, slot: int) -> bytes:
         """Digest of the slot's length and of every key and value before it."""

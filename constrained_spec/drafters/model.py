@@ -18,6 +18,8 @@ from constrained_spec.state.sequence import Sequence
 from constrained_spec.types import Vocabulary
 from constrained_spec.verify import gumbel_choices, inverse_cdf
 
+CHUNK = 256  # tokens of a prompt that the draft model reads in one round
+
 
 class ModelDrafter:
     """Samples from q = pipeline(draft logits, the same Positions the target will see).
@@ -63,7 +65,7 @@ class ModelDrafter:
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         """One draft forward per position, for all rows together. Length is bounded before any token is drawn."""
-        live = [p for p in proposals if self._fits(p)]
+        live = self._caught_up([p for p in proposals if self._fits(p)])
         while live:
             blocks = []
             for p in live:
@@ -83,6 +85,21 @@ class ModelDrafter:
                 else:
                     p.sampled(drawn[row], q[row], self.name)
             live = [p for p in live if self._fits(p)]
+
+    def _caught_up(self, proposals: Seq[Proposal]) -> list[Proposal]:
+        """Those whose slot lacks little. A long prompt is written over several rounds, which hold nobody else up."""
+        lacking = [(p, self._caches[id(p.sequence)]) for p in proposals]
+        late = [(p, cache) for p, cache in lacking if len(p.sequence.history) - cache.length > CHUNK]
+        if late:
+            blocks = []
+            for p, cache in late:
+                start = cache.length
+                # Committed tokens alone: drafts of another source are rolled back with the round.
+                blocks.append(
+                    Block(cache.slot, p.sequence.history.tokens[start : min(start + CHUNK, p.tx.base)], want=0)
+                )
+            self._model.score(blocks)
+        return [p for p, cache in lacking if not any(cache is c for _, c in late)]
 
     def _fits(self, p: Proposal) -> bool:
         appetite = self._appetites.setdefault(id(p.sequence), Appetite(self.name))

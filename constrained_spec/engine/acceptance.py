@@ -23,7 +23,8 @@ _PROPOSES, _ACCEPTS = 0.9, 0.6  # chances at the first place of a drafter of whi
 _WEIGHT = 2.0  # places at risk that a prior counts for
 _ROUNDS = 32  # memory of a request, in rounds that reached the span
 _ROUNDS_OF_DRAFTER = 100
-_FRESH, _FRESH_OF_DRAFTER = 1.0, 8.0  # what older places at risk count for, at most, once a probe looks again
+_FRESH, _FRESH_OF_DRAFTER = 1.0, 8.0  # what older places at risk count for, at most, after a surprise
+_UNLIKELY = 1e-4  # a chance, below which it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +97,28 @@ def _sums(chances: list[float]) -> tuple[float, ...]:
 class _Record(ABC):
     """Both survivals of one request, or of all requests of one drafter; chances and curve when they are asked for."""
 
-    __slots__ = ("_accepts", "_curve", "_keep", "_most", "_proposes")
+    __slots__ = ("_accepts", "_curve", "_doubt", "_keep", "_most", "_proposes")
 
     def __init__(self, rounds: int, fresh: float) -> None:
         self._proposes, self._accepts = _Survival(), _Survival()
         self._keep, self._most = 1 - 1 / rounds, fresh
         self._curve: Curve | None = None
+        self._doubt = 1.0  # chance of the failures since the last success, if what is known holds
 
     def add(self, proposed: int, accepted: int, gamma: int, probe: bool) -> None:
         """A round that is over: ``accepted`` of ``proposed`` drafts, of at most ``gamma``.
 
-        ``probe``: nothing was drafted for a while, and what was known before counts for little now.
+        ``probe``: nothing was drafted for a while; if it succeeds, what was known before counts for little now. So it
+        does once so many rounds failed in a row as what was known makes very unlikely.
         """
-        most = self._most if probe else None
+        if accepted:
+            surprised, self._doubt = probe, 1.0
+        else:
+            self._doubt *= max(0.0, 1 - self.curve.accepted[1])
+            surprised = self._doubt < _UNLIKELY
+        if surprised:
+            self._doubt = 1.0
+        most = self._most if surprised else None
         self._proposes.add(proposed, min(proposed + 1, gamma), self._keep, most)
         self._accepts.add(accepted, min(accepted + 1, gamma), self._keep, most)
         self._curve = None

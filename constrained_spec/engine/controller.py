@@ -17,13 +17,11 @@ from typing import Literal
 from constrained_spec.config import MAX_GAMMA
 from constrained_spec.engine.acceptance import RUNGS, DrafterRecord, RequestRecord
 from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, Point, allocate, idle
-from constrained_spec.engine.costs import CostCurve, DraftCosts, Median, StepCosts
+from constrained_spec.engine.costs import CostCurve, DraftCosts, StepCosts, Typical
 from constrained_spec.engine.round import RoundTimes
 from constrained_spec.state.sequence import Counts
 
-_FREE = (
-    0.005  # share of the time that drafting without a gain may take: such a drafter is asked on, and cannot be missed
-)
+_FREE = 0.005  # share of the time that drafting may cost without a gain: a mostly silent drafter stays in use
 _SHARE = 0.01  # of the rounds that probes may cost
 _CREDIT, _MOST_CREDIT = 6.0, 10.0  # rounds that probes may cost at once: at the start, and ever
 _LEAST_WAIT, _MOST_WAIT = 8, 64  # rounds between two probes of a request
@@ -31,6 +29,7 @@ _MOST_WAIT_DEEPER = 16  # if it drafts
 _PROBE = 2  # gamma of a probe of a request that does not draft
 _FOLLOW = 4  # further probes at once, as long as they succeed
 _MOST_DEBT = 10.0  # rounds that they may cost beyond the credit
+_JOINS = 0.2  # cost of one more probe in a round, relative to the first, at which it need not wait
 _STRETCH = 4  # rounds between two looks beyond the measured numbers of drafts
 _BASE_AGE = 128  # rounds after which the round without drafts is measured again
 
@@ -122,7 +121,7 @@ class Controller:
         self._max_gamma = max_gamma
         self._steps = StepCosts()
         self._drafting = DraftCosts()
-        self._rest = Median()
+        self._rest = Typical()
         self._drafters: dict[str, DrafterRecord] = {}
         self._requests: dict[int, _Request] = {}
         self._sources: dict[str, tuple[int, int]] = {}
@@ -222,17 +221,27 @@ class Controller:
         return chosen
 
     def _probe(self, plan: _Plan, free: Seq[tuple[int, _Request, Option]], choices: list[Choice]) -> None:
-        """Raise the gamma of those whose time has come, as far as there is credit."""
-        due = [i for i, (_, request, _) in enumerate(free) if self._number >= request.next_probe]
-        for i in sorted(due, key=lambda i: (-free[i][1].followed, free[i][1].next_probe)):
+        """Raise the gamma of those whose time has come, as far as there is credit.
+
+        Once one of them pays for the step of the cost that lies before the first draft, others join it for little.
+        """
+        first = inf
+        order = sorted(range(len(free)), key=lambda i: (-free[i][1].followed, free[i][1].next_probe))
+        for i in order:
             _, request, option = free[i]
             gamma = choices[i].gamma
+            due = self._number >= request.next_probe
+            if not due and (gamma or first == inf):
+                continue
             higher = [p for p in option.points if p[0] > gamma and (gamma or p[0] >= _PROBE)] or option.points[-1:]
             if higher[0][0] <= gamma:
                 continue
             now = next((p for p in option.points if p[0] == gamma), NOTHING)
             found = self._probe_point(plan, option, now, higher)
-            if found is not None and self._pay(found[2], owe=_MOST_DEBT if request.followed else 0.0):
+            if found is None or not (due or found[2] <= _JOINS * first):
+                continue
+            if self._pay(found[2], owe=_MOST_DEBT if request.followed else 0.0):
+                first = min(first, found[2])
                 request.probed_from = gamma
                 choices[i], plan.load = Choice(found[0], "probe"), found[1]
 
@@ -272,8 +281,7 @@ class Controller:
             request = self._round[row.key]
             # A text that ended within the accepted drafts says nothing about the draft behind its end.
             if row.gamma > 0 and row.committed > row.accepted:
-                off = request.probed_from == 0
-                request.record.add(row.proposed, row.accepted, row.gamma, probe=off)
+                request.record.add(row.proposed, row.accepted, row.gamma, probe=request.probed_from == 0)
                 self._after_probe(request, row)
             self._count_sources(request, row.counts)
 

@@ -1,4 +1,4 @@
-"""What a round costs in seconds, as a function of its rows and drafts: medians of the newest measurements.
+"""What a round costs in seconds, as a function of its rows and drafts: typical values of the newest measurements.
 
 A round of ``rows`` requests with ``drafts`` drafts in all takes V(rows, drafts) + D. V is the target's forward with all
 that follows it (pipeline, verdict, commit), D the drafting. B = V(rows, 0) is the round without speculation.
@@ -11,18 +11,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
-_NEWEST, _OLDEST = 15, 256  # measurements that a median takes, and rounds that one counts for
-_SURE = 3  # measurements, from which on the median is believed
+_NEWEST, _OLDEST = 15, 256  # measurements that count, and rounds that one counts for
+_SURE = 3  # measurements, from which on their value is believed
+_FAR = 1.25  # times a cost with more drafts, above which a cost is an outlier
 _SLOPE = 0.05  # what a draft costs, in steps, where nothing is known
 _LEAST_SLOPE = 0.005  # and at least, beyond what is known
 # Greatest numbers of drafts that share a measurement; few drafts are told apart, because a step may leap there.
 _EDGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 
 
-class Median:
-    """Median of the newest values, the old ones left out: an outlier does not move it."""
+class Typical:
+    """Lower third of the newest values, the old ones left out: an outlier does not move it."""
 
     __slots__ = ("_samples", "drafts", "newest", "seconds")
 
@@ -39,8 +41,8 @@ class Median:
         self.newest = number
         self.drafts = statistics.median(sample[1] for sample in self._samples)
         values = sorted(sample[2] for sample in self._samples)
-        # Measurements err upwards: of few, the least.
-        self.seconds = values[len(values) // 2] if len(values) >= _SURE else values[0]
+        # What disturbs a measurement makes it longer, so the value is taken from the lower half.
+        self.seconds = values[(len(values) - 1) // 3]
 
     @property
     def count(self) -> int:
@@ -48,7 +50,7 @@ class Median:
 
     @property
     def weight(self) -> float:
-        """How far the median is believed: an outlier among few measurements must not bend a whole curve."""
+        """How far the value is believed: an outlier among few measurements must not bend a whole curve."""
         return float(self.count) if self.count >= _SURE else 0.1 * self.count
 
 
@@ -93,10 +95,17 @@ class CostCurve:
 
 
 def _rising(knots: Seq[Knot]) -> list[float]:
-    """The closest values that never fall: neighbours out of order share their weighted mean."""
+    """The closest values that never fall: neighbours out of order share their weighted mean.
+
+    A value far above a later one is an outlier, and must not lift it.
+    """
+    values, least = [], inf
+    for knot in reversed(knots):
+        values.append(min(knot.seconds, _FAR * least))
+        least = min(least, knot.seconds)
     blocks: list[tuple[float, float, int]] = []  # value, weight, knots
-    for knot in knots:
-        value, weight, n = knot.seconds, knot.weight, 1
+    for knot, seconds in zip(knots, reversed(values), strict=True):
+        value, weight, n = seconds, knot.weight, 1
         while blocks and blocks[-1][0] >= value:
             above, mass, m = blocks.pop()
             value = (value * weight + above * mass) / (weight + mass)
@@ -109,7 +118,7 @@ class StepCosts:
     """V, a table per number of rows. What one table lacks it takes from the nearest one, as cost above its base."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, dict[int, Median]] = {}  # rows -> index into _EDGES -> measurements
+        self._tables: dict[int, dict[int, Typical]] = {}  # rows -> index into _EDGES -> measurements
         self._curves: dict[int, CostCurve] = {}
         self._widest = 0.0
 
@@ -127,7 +136,7 @@ class StepCosts:
         """Round ``number`` took ``seconds`` beside drafting."""
         table = self._tables.setdefault(rows, {})
         i = min(bisect_left(_EDGES, drafts), len(_EDGES) - 1)
-        table.setdefault(i, Median()).add(number, drafts, seconds)
+        table.setdefault(i, Typical()).add(number, drafts, seconds)
         self._widest = max(self._widest, drafts)
         self._curves.clear()
 
@@ -145,7 +154,7 @@ class StepCosts:
 
     def _knots(self, rows: int) -> list[Knot]:
         order = sorted(self._tables, key=lambda r: (abs(r - rows), r))
-        cells: dict[int, tuple[Median, float]] = {}  # with the seconds that lie below it in its own table
+        cells: dict[int, tuple[Typical, float]] = {}  # with the seconds that lie below it in its own table
         bases = {r: self._tables[r][0].seconds for r in order if 0 in self._tables[r]}
         base = next(iter(bases.values()), None)
         if base is None:
@@ -179,8 +188,8 @@ class DraftCosts:
     """D by drafter: seconds of asking it, and seconds of each draft."""
 
     def __init__(self) -> None:
-        self._asking: dict[str, Median] = {}
-        self._drafting: dict[str, Median] = {}
+        self._asking: dict[str, Typical] = {}
+        self._drafting: dict[str, Typical] = {}
 
     @property
     def names(self) -> list[str]:
@@ -205,7 +214,7 @@ class DraftCosts:
             else:
                 share = expected[name] or max(0.0, seconds - whole) / unknown
             if drafts == 0:
-                self._asking.setdefault(name, Median()).add(number, 0, share / rows)
+                self._asking.setdefault(name, Typical()).add(number, 0, share / rows)
             else:
                 rest = max(0.0, share - rows * self.of(name)[0])
-                self._drafting.setdefault(name, Median()).add(number, drafts, rest / drafts)
+                self._drafting.setdefault(name, Typical()).add(number, drafts, rest / drafts)

@@ -166,10 +166,13 @@ class Scheduler:
                 chunks.append((job, Block(s.slot, s.history.tokens[s.kv.length : s.kv.length + left], want=0)))
                 left = 0
         states = [self._state(job) for job in jobs]
-        if self._controller is None:
-            gammas = [state.limit for state in states]
-        else:
-            gammas = [choice.gamma for choice in self._controller.choose(states)]
+        gammas = [state.limit for state in states]
+        if self._controller is not None:
+            for i, choice in enumerate(self._controller.choose(states)):
+                gammas[i] = choice.gamma
+                if choice.reason == "not paying" and not jobs[i].gave_up:
+                    jobs[i].gave_up = True
+                    self.totals.fallback("not-paying", f"{states[i].drafter_name} costs more time than it saves")
         rows = [
             Row(_sequence(job), None if job.mode == "off" else job.drafter, gamma, job.verifier, job.inspect)
             for job, gamma in zip(jobs, gammas, strict=True)

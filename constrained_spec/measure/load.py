@@ -57,12 +57,13 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a workload. Means over rounds of the engine, in seconds; ``waiting`` is the longest queue seen."""
+    """One run of a workload. Seconds are sums over its ``steps``; ``waiting`` is the longest queue seen."""
 
     served: tuple[Served, ...]
     seconds: float
     steps: int
     scheduler_seconds: float
+    mask_seconds: float
     gamma_mean: float  # drafts proposed per request and round
     lengths: Mapping[int, int] = field(default_factory=dict)  # committed tokens of a round -> rounds
     waiting: int = 0
@@ -107,6 +108,7 @@ def static_batches(engine: Engine, work: Seq[Work], size: int) -> Run:
         sum(p.seconds for p in parts),
         steps,
         sum(p.scheduler_seconds for p in parts),
+        sum(p.mask_seconds for p in parts),
         sum(p.gamma_mean * p.steps for p in parts) / max(1, steps),
     )
 
@@ -136,6 +138,7 @@ def _run(engine: Engine, work: Seq[Work], concurrency: int, arrivals: Callable[[
         max(s.stamps[-1][0] for s in served) - start,
         after.steps - before.steps,
         after.scheduler_seconds - before.scheduler_seconds,
+        after.mask_seconds - before.mask_seconds,
         (after.proposed - before.proposed) / max(1, rounds),
         Counter(n for s in served for _, n in s.stamps),
         max(0, waiting),

@@ -151,6 +151,8 @@ def _answer(
             [outcome] = run_round(model, pipeline, [Row(sequence, drafter, gamma, "coupling")]).outcomes
             if isinstance(outcome, DeadEndError):
                 return
+            if isinstance(outcome, Exception):
+                raise outcome
             if sequence.counts.rounds > 1:  # the first reads the prompt
                 for tally in tallies:
                     tally.add(drafter.drafted, sequence.counts.accepted - before, len(outcome.tokens))
