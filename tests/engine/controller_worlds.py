@@ -1,4 +1,4 @@
-"""Small worlds in which a controller works: what a round costs, what is accepted, and what a perfect choice would earn."""
+"""Small worlds in which a controller works: what a round costs, what is accepted, what a perfect choice would earn."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class World:
         self.random = random.Random(self.seed)
 
     def run(self, controller: Controller, rounds: int) -> float:
-        """Tokens per second, expected ones: the drafts are drawn, but each round counts what its gammas earn on average."""
+        """Tokens per second: the drafts are drawn, but a round counts what its gammas earn on average."""
         tokens = seconds = 0.0
         for _ in range(rounds):
             choices = controller.choose(self.states())

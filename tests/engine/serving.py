@@ -88,7 +88,7 @@ def job_of(
     gamma: int = 4, **more: Any,
 ) -> tuple[Job, Listener]:  # fmt: skip
     """A request. Options of ``Sampling`` and of ``Job`` in ``more``."""
-    options = {"max_tokens": 24, "presence_penalty": 0.5, "stop": ("zz",)}
+    options: dict[str, Any] = {"max_tokens": 24, "presence_penalty": 0.5, "stop": ("zz",)}
     options |= {k: more.pop(k) for k in list(more) if k in Sampling.__dataclass_fields__}
     grammar = None if constraint is None else compile_constraint(constraint, model.vocabulary)
     listener = Listener()

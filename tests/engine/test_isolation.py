@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from constrained_spec.api import Engine, Options, Ticket
+from constrained_spec.api import Engine, Ticket
 from constrained_spec.drafters.base import Drafter
 from constrained_spec.drafters.forced import ForcedDrafter
 from constrained_spec.drafters.mixture import MixtureDrafter
@@ -151,8 +151,8 @@ def test_a_batch_on_the_real_model(sampled: bool) -> None:
     sampled ones where no coin falls that close to a border: with these prompts and seeds none differs.
     """
     engine = Engine.load("smollm2-135m", slots=6, capacity=512, prefill_chunk=24)
-    more: Options = {"temperature": 0.8, "top_p": 0.95, "verifier": "invariant"} if sampled else {}
-    asked = [
+    more: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "verifier": "invariant"} if sampled else {}
+    asked: list[tuple[str, list[dict[str, str]], dict[str, Any]]] = [
         (kind, [{"role": "user", "content": ASK[i % 3]}], {**more, "max_tokens": 16 + 4 * (i % 3), "seed": i})
         for i, kind in enumerate([*KINDS, *KINDS])
     ]

@@ -95,7 +95,8 @@ class World:
     def _request(self, rng: random.Random) -> tuple[str, Job, Listener]:
         kind = rng.choice(["plain"] * 6 + ["cancel", "deadline", "processor", "nan", "priority", "flaky"])
         ngram = NgramDrafter()
-        drafter: Drafter = rng.choice([self.draft, MixtureDrafter([ForcedDrafter(ngram), ngram, self.draft])])
+        mixture = MixtureDrafter([ForcedDrafter(ngram), ngram, self.draft])
+        drafter: Drafter = self.draft if rng.random() < 0.5 else mixture
         prompt = [10 + k for k in range(rng.choice([3, 3, 40]))] + [rng.randrange(2, 49)]
         job, heard = job_of(
             self.model, CONSTRAINTS[rng.choice(list(CONSTRAINTS))] if kind != "nan" else None,

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -25,7 +26,7 @@ from constrained_spec.grammars.compile import Regex
 pytestmark = pytest.mark.model
 ASK = "Ada Lovelace was born in"
 CODE = Regex(r"[A-Z]{2}-[0-9]{3}")
-SHORT: Options = {"max_tokens": 12}
+SHORT: dict[str, Any] = {"max_tokens": 12}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_a_batch_keeps_its_order_and_may_be_longer_than_the_queue(engine: Engine
 
 
 def test_choices_of_one_seed_differ_and_repeat(engine: Engine) -> None:
-    options: Options = {"max_tokens": 12, "temperature": 1.5, "seed": 5}
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.5, "seed": 5}
     first = [r.text for r in engine.batch([ASK] * 4, None, **options)]
     again = [engine.generate(ASK, None, **options, choice=i).text for i in range(4)]
     assert first == again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -191,4 +192,4 @@ def test_a_call_runs_between_rounds(gate: tuple[Gate, Worker]) -> None:
     name = worker.call(lambda: threading.current_thread().name)
     assert name == "constrained-spec-engine"
     with pytest.raises(KeyError):
-        worker.call(lambda: {}["missing"])
+        worker.call(lambda: os.environ["NO_SUCH_VARIABLE_HERE"])
