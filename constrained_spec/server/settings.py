@@ -26,7 +26,7 @@ from constrained_spec.server.vllm_keys import from_vllm
 
 PREFIX = "CONSTRAINED_SPEC_"
 # Variables of this package that are no settings of the server; CONFIG is the flag --config.
-OTHER_VARIABLES = frozenset({"CACHE", "CONFIG", "TRACEBACK"})
+OTHER_VARIABLES = frozenset({"CACHE", "CONFIG", "TRACEBACK", "URL"})
 _LIMITS, _DEFAULTS = Limits(), Budget()
 Names = Annotated[tuple[str, ...], NoDecode]
 

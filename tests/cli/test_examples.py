@@ -66,7 +66,6 @@ def test_example_on_a_server(path: Path, server_url: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.model
 def test_a_server_that_cannot_start_ends_the_example() -> None:
     code = "from serving import serving\nwith serving('--gamma=-1'): raise SystemExit('it runs')"
     done = run(["-c", code], PYTHONPATH=str(FOLDER))
