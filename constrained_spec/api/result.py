@@ -117,8 +117,8 @@ class Piece(Generic[T_co]):
     """One streamed step: the text it released (maybe empty) and the origin of each committed token.
 
     The last piece carries the ``result``; the texts of all pieces, joined, are ``result.text``. ``logprobs`` has an
-    entry per token if asked for, ``inspection`` what the round judged. ``at`` is the point of ``time.perf_counter`` when
-    its tokens were committed.
+    entry per token if asked for, ``inspection`` what the round judged. Its tokens were committed at the point ``at`` of
+    ``time.perf_counter``.
     """
 
     text: str

@@ -11,6 +11,7 @@ from constrained_spec.server.constraints import read_constraint
 from constrained_spec.server.delivery import read_delivery
 from constrained_spec.server.fields import Fields
 from constrained_spec.server.generation_config import read_generation_config
+from constrained_spec.server.llama_fields import read_llama_sampling
 from constrained_spec.server.messages import read_content, read_messages, with_system
 from constrained_spec.server.output import combine
 from constrained_spec.server.plan import BodyError, Limits, Message, ModelFacts, Plan
@@ -59,6 +60,7 @@ def plan_chat(body: Mapping[str, Any], facts: ModelFacts, limits: Limits) -> Pla
     model = read_model(fields, facts)
     messages = read_messages(fields, facts, limits)
     asked = read_sampling(fields, facts, limits)
+    read_llama_sampling(fields, asked)
     read_length(fields, asked, facts, limits, ("max_completion_tokens", "max_tokens"))
     read_generation_config(fields, asked, limits)
     read_prediction(fields, asked)

@@ -18,7 +18,7 @@ from collections import OrderedDict
 import anyio
 import anyio.to_thread
 
-from constrained_spec.errors import GrammarBudgetError, OverloadedError, RequestError
+from constrained_spec.errors import OverloadedError, RequestError
 from constrained_spec.grammars.budget import Budget, check_text
 from constrained_spec.grammars.compile import Constraint, compile_constraint
 from constrained_spec.grammars.guard import Worker, portable
@@ -46,6 +46,7 @@ class Compiler:
         self._lock = threading.Lock()
         # Content of a constraint to the error it led to; None: it compiled.
         self._known: OrderedDict[bytes, RequestError | None] = OrderedDict()
+        self._pending: dict[bytes, anyio.Event] = {}  # set when it is over; used in one event loop
 
     @property
     def waiting(self) -> int:
@@ -55,12 +56,19 @@ class Compiler:
     async def compile(self, constraint: Constraint, tokenization: str) -> None:
         """Compile ``constraint``, so that the engine finds it done. Raises ``RequestError``, ``OverloadedError``."""
         key = _key(constraint, tokenization)
+        while key in self._pending:  # many requests with one new constraint compile it once
+            await self._pending[key].wait()
         if self._remembered(key):
             self._metrics.cache_hit()
             return
         if self.waiting >= self._most:
             raise OverloadedError("too many constraints wait to be compiled", retry_after=self._budget.compile_seconds)
-        await anyio.to_thread.run_sync(self._compile, constraint, tokenization, key, limiter=self._limiter)
+        over = self._pending[key] = anyio.Event()
+        try:
+            await anyio.to_thread.run_sync(self._compile, constraint, tokenization, key, limiter=self._limiter)
+        finally:
+            del self._pending[key]
+            over.set()
 
     def warm_up(self, constraint: Constraint) -> None:
         """Start one process, so that the first constraint need not wait for it. Blocks."""
@@ -72,9 +80,6 @@ class Compiler:
             worker.close()
 
     def _compile(self, constraint: Constraint, tokenization: str, key: bytes) -> None:
-        if self._remembered(key):  # by the one that this one waited for
-            self._metrics.cache_hit()
-            return
         started = time.perf_counter()
         worker = self._free.get_nowait()  # there are as many as the limiter lets in
         try:
@@ -83,8 +88,7 @@ class Compiler:
             compile_constraint(constraint, self._vocabulary, tokenization=tokenization)
         except RequestError as error:
             self._metrics.refused(answer(error).code)
-            if isinstance(error, GrammarBudgetError):  # the ones that cost as much every time
-                self._remember(key, error)
+            self._remember(key, error)
             raise
         finally:
             self._free.put(worker)

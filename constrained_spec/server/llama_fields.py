@@ -59,6 +59,10 @@ _SAMPLERS: Mapping[str, tuple[str, ...]] = {
     "min_p": ("min_p",),
     "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
+_LETTERS = {
+    "d": "dry", "e": "penalties", "i": "infill", "k": "top_k", "m": "min_p", "p": "top_p", "s": "top_n_sigma",
+    "t": "temperature", "x": "xtc", "y": "typ_p",
+}  # fmt: skip
 _OTHER_SAMPLERS = ("dry", "infill", "top_n_sigma", "typ_p", "typical_p", "xtc")
 
 
@@ -72,13 +76,11 @@ def llama_plan(
 ) -> Plan:
     """The plan of ``prompts``, which are read from ``fields`` already; ``places`` says where."""
     model = read_model(fields, facts)
-    asked = _sampling(fields, facts, limits)
+    asked = read_sampling(fields, facts, limits, no_seed=-1)
+    if asked.options.get("temperature", 1.0) < 0:
+        asked.options["temperature"] = 0.0  # llama.cpp: greedy
+    read_llama_sampling(fields, asked)
     warm_up = _length(fields, asked, facts, limits)
-    for name in _PARAMETERS:
-        fields.value(name)
-    for name, neutral in NEUTRAL.items():
-        fields.only(name, *neutral)
-    fields.ignore(*IGNORED)
     indent = fields.integer("n_indent", least=0, most=10_000) or 0
     delivery = read_delivery(fields)
     milliseconds = fields.integer("t_max_predict_ms", most=2**31) or 0
@@ -108,8 +110,12 @@ def llama_plan(
     )
 
 
-def _sampling(fields: Fields, facts: ModelFacts, limits: Limits) -> Asked:
-    asked = read_sampling(fields, facts, limits, no_seed=-1)
+def read_llama_sampling(fields: Fields, asked: Asked) -> None:
+    """llama.cpp's own fields, which its editors send to every endpoint."""
+    for name in _PARAMETERS:
+        fields.value(name)
+    for name, neutral in NEUTRAL.items():
+        fields.only(name, *neutral)
     penalty = fields.number("repeat_penalty")
     if not fields.has("repetition_penalty"):
         asked.set("repetition_penalty", penalty, fields.pointer("repeat_penalty"))
@@ -125,15 +131,15 @@ def _sampling(fields: Fields, facts: ModelFacts, limits: Limits) -> Asked:
             param=fields.pointer("repeat_last_n"),
             hint="send -1, or no penalty",
         )
-    if asked.options.get("temperature", 1.0) < 0:
-        asked.options["temperature"] = 0.0  # llama.cpp: greedy
     _samplers(fields, asked)
-    return asked
+    fields.ignore(*IGNORED)
 
 
 def _samplers(fields: Fields, asked: Asked) -> None:
     """Turn off what ``samplers`` does not list; without the temperature the logits stay as they are."""
-    listed = fields.texts("samplers")
+    value = fields.value("samplers")
+    # One letter each, in llama.cpp's short form; an unknown one is refused below as it stands.
+    listed = [_LETTERS.get(letter, letter) for letter in value] if isinstance(value, str) else fields.texts("samplers")
     if listed is None:
         return
     for i, name in enumerate(listed):

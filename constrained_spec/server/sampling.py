@@ -117,9 +117,12 @@ def read_sampling(fields: Fields, facts: ModelFacts, limits: Limits, *, no_seed:
 def read_length(
     fields: Fields, asked: Asked, facts: ModelFacts, limits: Limits, names: Sequence[str], default: int | None = None
 ) -> None:
-    """The first given of ``names``, all of them checked; else ``default`` tokens, or what the context holds."""
+    """The first given of ``names``, all of them checked; else ``default`` tokens, or what the context holds.
+
+    -1 is not given, as llama.cpp's clients send it.
+    """
     most = facts.capacity if limits.max_tokens is None else min(limits.max_tokens, facts.capacity)
-    given = {name: fields.integer(name, least=1) for name in names}
+    given = {name: _limit(fields, name) for name in names}
     for name, value in given.items():
         if value is not None and limits.max_tokens is not None and value > limits.max_tokens:
             raise BodyError(
@@ -130,6 +133,10 @@ def read_length(
     chosen = next((name for name in names if given[name] is not None), None)
     asked.options["max_tokens"] = min(most, default or most) if chosen is None else given[chosen]
     asked.places["max_tokens"] = fields.pointer(names[0] if chosen is None else chosen)
+
+
+def _limit(fields: Fields, name: str) -> int | None:
+    return None if fields.body.get(name) == -1 and fields.value(name) else fields.integer(name, least=1)
 
 
 def read_n(fields: Fields, limits: Limits) -> int:

@@ -48,15 +48,17 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predic
 
 VALUES: tuple[Node, ...] = (
     None, True, False, 0, -1, 1, 2, 1.5, 1e-320, 1e308, -1e308, 2**31, 2**63, -(2**63), 2**64, 10**30, 10**400, "", " ",
-    "\x00", "a\x00b", "é😀\u202e", "\ufeff", "a" * 5000, "auto", "none", "required", "text", "json_object", "json_schema",
-    "(a+)+$", "(", "[", "\\", "[a-z]{1,3}", 'root ::= "a"', "start: /b+/", "x = 'a';", "{", '{"type": "object"}', "null",
-    [], {}, [[]], [{}], [None], [""], ["a", "b"], {"": 1}, {"type": "object"}, {"type": "string", "pattern": "^a+$"},
+    "\x00", "a\x00b", "é😀\u202e", "\ufeff", "a" * 5000, "auto", "none", "required", "text", "json_object",
+    "json_schema", "(a+)+$", "(", "[", "\\", "[a-z]{1,3}", 'root ::= "a"', "start: /b+/", "x = 'a';", "{",
+    '{"type": "object"}', "null", [], {}, [[]], [{}], [None], [""], ["a", "b"], {"": 1}, {"type": "object"},
+    {"type": "string", "pattern": "^a+$"},
     {"type": ["string", "null"]}, {"$ref": "#"}, {"enum": []}, {"enum": [1, "a", None]}, {"not": {}}, {"allOf": [{}]},
-    {"type": "function"}, {"type": "text"}, {"type": "content", "content": "abc"}, [1, 2, 3], [[1], [2]], list(range(300)),
+    {"type": "function"}, {"type": "text"}, {"type": "content", "content": "abc"}, [1, 2, 3], [[1], [2]],
+    list(range(300)),
 )  # fmt: skip
 RAW: tuple[bytes, ...] = (
-    b"\x00", b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"1e999", b"-", b"{", b"}", b"[" * 2000, b'"', b",", b"NaN",
-    b"\xef\xbb\xbf", b"9" * 5000, b'"a":1,"a":2,', b"\\", b"/**/",
+    b"\x00", b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"1e999", b"-", b"{", b"}", b"[" * 2000, b'"', b",",
+    b"NaN", b"\xef\xbb\xbf", b"9" * 5000, b'"a":1,"a":2,', b"\\", b"/**/",
 )  # fmt: skip
 
 

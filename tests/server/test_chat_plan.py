@@ -321,3 +321,19 @@ def test_places_of_options() -> None:
     plan = chat(max_completion_tokens=3, extra={"gamma": 2}, stop=["a"])
     located = [plan.locate(p) for p in ("max_tokens", "gamma", "stop", "prompt", "temperature", "other", None)]
     assert located == ["/max_completion_tokens", "/extra/gamma", "/stop", "/messages", "/temperature", "other", None]
+
+
+def test_an_editors_edit_command() -> None:
+    """llama.vscode sends llama.cpp's fields to the chat endpoint too, all of them neutral."""
+    body: dict[str, Any] = {
+        "max_tokens": -1, "samplers": "edkypmxt",
+        "cache_prompt": True, "timings_per_token": False, "repeat_last_n": 64, "repeat_penalty": 1, "typical_p": 1,
+        "dynatemp_range": 0, "dynatemp_exponent": 1, "xtc_probability": 0, "xtc_threshold": 0.1,
+        "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
+        "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
+    }  # fmt: skip
+    plan = chat(**body)
+    assert plan.options["max_tokens"] == FACTS.capacity
+    assert (plan.options["top_k"], plan.options["top_p"], plan.options["min_p"]) == (40, 0.95, 0.05)
+    assert refused(chat, **{**body, "xtc_probability": 0.5})[1] == "/xtc_probability"
+    assert refused(chat, **{**body, "samplers": "kqt"})[1] == "/samplers/1"
