@@ -38,6 +38,11 @@ test-full: model
 soak: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "full or not full" tests/engine/test_soak.py
 
+# Every real client: those of the main environment, and those whose pins want an environment of their own.
+test-clients: model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/clients
+	$(BIN)/python tests/clients/run_isolated.py
+
 # Debian's Chromium; nothing is downloaded by Playwright itself.
 test-browser: model
 	command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium)

@@ -87,12 +87,14 @@ class Engine:
         self._target = Target(model.name, model.numerics, model.weights_digest() if model.quantized else None)
         self._totals = Totals()
         self._off: str | None = None  # why nobody may speculate
+        self._speculates: Callable[[int], bool] = lambda requests: True
         self.controller = Controller()
         drafters = self._drafters = Drafters(model, self._pipeline, draft_model, parts, history_bytes)
         self._worker = Worker(
             partial(
                 Scheduler, model, self._pipeline, prefill_chunk=prefill_chunk, prefix_reuse=prefix_reuse,
                 controller=self.controller, on_memory=drafters.release, totals=self._totals,
+                speculates=_weakly(self),
             ),
             queue=queue,
         )  # fmt: skip
@@ -340,6 +342,14 @@ class Engine:
         """Take no more requests; let the present ones end (``drain``, at most ``timeout`` seconds), or cancel them."""
         self._worker.close(drain, timeout)
 
+    def speculate_where(self, allowed: Callable[[int], bool]) -> None:
+        """From now on nobody drafts in a round of n requests unless ``allowed(n)``. Called on the engine's thread."""
+        self._speculates = allowed
+
+    def refuse_speculation(self, reason: str) -> None:
+        """A request will decode target-only, for ``reason``: counted among the fallbacks."""
+        self._totals.fallback("envelope", reason)
+
     def lose_draft_model(self, reason: str) -> None:
         """Go on without the draft model: what would use it decodes target-only, and its results say why."""
         self._drafters.lost = reason
@@ -451,6 +461,17 @@ class Engine:
             holds=violation is None if unenforced and s.finish_reason == "stop" else None,
             violation=violation,
         )
+
+
+def _weakly(engine: Engine) -> Callable[[int], bool]:
+    """``engine._speculates`` without keeping the engine alive: its thread asks."""
+    reference = weakref.ref(engine)
+
+    def speculates(requests: int) -> bool:
+        alive = reference()
+        return alive is None or alive._speculates(requests)
+
+    return speculates
 
 
 def _violation(request: Request, text: str) -> str | None:

@@ -29,6 +29,7 @@ _MOST_WAIT_DEEPER = 16  # if it drafts
 _PROBE = 2  # gamma of a probe of a request that does not draft
 _FOLLOW = 4  # further probes at once, as long as they succeed
 _MOST_DEBT = 10.0  # rounds that they may cost beyond the credit
+_CHEAP = 0.05  # rounds that any probe may cost, credit or not
 _JOINS = 0.2  # cost of one more probe in a round, relative to the first, at which it need not wait
 _STRETCH = 4  # rounds between two looks beyond the measured numbers of drafts
 _BASE_AGE = 128  # rounds after which the round without drafts is measured again
@@ -97,11 +98,11 @@ class _Request:
 
     __slots__ = ("drafter", "followed", "next_probe", "probed_from", "record", "seen", "wait")
 
-    def __init__(self, drafter: str, record: RequestRecord, number: int) -> None:
+    def __init__(self, drafter: str, record: RequestRecord, next_probe: int) -> None:
         self.drafter = drafter
         self.record = record
         self.wait = _LEAST_WAIT
-        self.next_probe = number + self.wait
+        self.next_probe = next_probe
         self.followed = 0  # probes that follow a success at once
         self.probed_from: int | None = None  # the gamma without the probe
         self.seen: dict[str, tuple[int, int]] = {}  # source -> judged and accepted drafts
@@ -124,6 +125,7 @@ class Controller:
         self._rest = Typical()
         self._drafters: dict[str, DrafterRecord] = {}
         self._requests: dict[int, _Request] = {}
+        self._due: dict[str, int] = {}  # drafter -> round of the next probe of a request that is new then
         self._sources: dict[str, tuple[int, int]] = {}
         self._reasons: Counter[str] = Counter()
         self._number = 0
@@ -166,7 +168,9 @@ class Controller:
         request = self._requests.get(row.key)
         if request is None:
             drafter = self._drafters.setdefault(row.drafter_name, DrafterRecord())
-            request = _Request(row.drafter_name, RequestRecord(drafter), self._number)
+            # Requests may be too short to wait: the first of them that comes when their drafter is due tries.
+            next_probe = self._due.setdefault(row.drafter_name, self._number + _LEAST_WAIT)
+            request = _Request(row.drafter_name, RequestRecord(drafter), next_probe)
             self._requests[row.key] = request
         request.probed_from = None
         return request
@@ -233,14 +237,19 @@ class Controller:
             due = self._number >= request.next_probe
             if not due and (gamma or first == inf):
                 continue
-            higher = [p for p in option.points if p[0] > gamma and (gamma or p[0] >= _PROBE)] or option.points[-1:]
+            higher = [p for p in option.points if p[0] > gamma and (gamma or p[0] >= _PROBE)] or list(
+                option.points[-1:]
+            )
             if higher[0][0] <= gamma:
                 continue
+            if not gamma and not request.followed:
+                del higher[1:]
             now = next((p for p in option.points if p[0] == gamma), NOTHING)
             found = self._probe_point(plan, option, now, higher)
             if found is None or not (due or found[2] <= _JOINS * first):
                 continue
-            if self._pay(found[2], owe=_MOST_DEBT if request.followed else 0.0):
+            cheap = found[2] <= max(_CHEAP, _JOINS * first if first < inf else 0.0)
+            if self._pay(found[2], owe=_MOST_DEBT if request.followed or cheap else 0.0):
                 first = min(first, found[2])
                 request.probed_from = gamma
                 choices[i], plan.load = Choice(found[0], "probe"), found[1]
@@ -311,6 +320,7 @@ class Controller:
             if row.proposed:
                 request.wait = min(_MOST_WAIT if request.probed_from == 0 else _MOST_WAIT_DEEPER, 2 * request.wait)
         request.next_probe = self._number + (1 if request.followed else request.wait)
+        self._due[request.drafter] = request.next_probe
 
     def _count_sources(self, request: _Request, counts: Counts) -> None:
         for source, (_, accepted) in counts.by_source.items():

@@ -93,6 +93,7 @@ class Job:
     shown: int = 0  # characters released
     cached: int = 0  # prompt tokens that needed no forward
     preemptions: int = 0
+    closed_out: bool = False  # it had to do without drafts in a round, because of the load
     gave_up: bool = False  # the controller found, at least once, that its drafts do not pay
     times: Times = field(default_factory=Times)
 

@@ -61,15 +61,19 @@ class Scheduler:
         prefix_reuse: bool = False,
         controller: Controller | None = None,
         on_memory: Callable[[], bool] | None = None,
+        speculates: Callable[[int], bool] | None = None,
         totals: Totals | None = None,
     ) -> None:
-        """``on_memory`` is asked to free memory when a step ran out of it; False: there is nothing left to free."""
+        """``on_memory`` is asked to free memory when a step ran out of it; False: there is nothing left to free.
+        ``speculates`` says whether anyone may draft while so many requests run; None: always.
+        """
         self._model = model
         self._pipeline = pipeline
         self._prefill_chunk = prefill_chunk
         self._prefix_reuse = prefix_reuse
         self._controller = controller
         self._on_memory = on_memory
+        self._speculates = speculates
         self._waiting: list[Job] = []  # by ``Job.order``
         self._running: dict[int, Job] = {}  # by slot, in order of admission
         self._free = list(range(model.slots))  # the least recently used first
@@ -165,7 +169,8 @@ class Scheduler:
             elif left > 0:
                 chunks.append((job, Block(s.slot, s.history.tokens[s.kv.length : s.kv.length + left], want=0)))
                 left = 0
-        states = [self._state(job) for job in jobs]
+        closed = self._speculates is not None and not self._speculates(len(running))
+        states = [self._state(job, closed) for job in jobs]
         gammas = [state.limit for state in states]
         if self._controller is not None:
             for i, choice in enumerate(self._controller.choose(states)):
@@ -179,9 +184,15 @@ class Scheduler:
         ]
         return Plan(jobs, rows, states, chunks)
 
-    def _state(self, job: Job) -> RowState:
+    def _state(self, job: Job, closed: bool) -> RowState:
+        """What the controller may know of a row. ``closed``: nobody may draft in this round."""
         s = _sequence(job)
         speaks = job.drafter is not None and job.mode != "off" and job.drafter.name not in s.disabled
+        if speaks and closed:
+            speaks = False
+            if not job.closed_out:
+                job.closed_out = True
+                self.totals.fallback("envelope", "more requests at once than speculation is released for")
         limit = max(0, min(job.gamma, s.room - 1)) if speaks else 0
         return RowState(
             key=job.number,

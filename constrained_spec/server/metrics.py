@@ -130,9 +130,9 @@ class _Engine(Collector):
         yield self._counter("cached_tokens", "Prompt tokens taken from an earlier prompt.", s.cached_tokens)
         yield self._counter("completion_tokens", "Committed tokens.", s.completion_tokens)
         yield self._counter("generation_tokens", "Committed tokens.", s.completion_tokens, VLLM)
-        yield self._counter("rounds", "Target forwards.", s.rounds)
+        yield self._counter("rounds", "Target forwards.", s.steps)
         yield self._counter("preemptions", "Requests that gave their slot up for a while.", s.preemptions)
-        for part in ("mask", "forward", "propose", "scheduler"):
+        for part in ("mask", "forward", "propose", "verify", "scheduler"):
             yield self._counter(f"{part}_seconds", f"Seconds in: {part}.", getattr(s, f"{part}_seconds"))
         yield self._labelled("requests_finished", "Requests by end.", "reason", s.finished)
         theirs: dict[str, float] = {}
@@ -154,7 +154,9 @@ class _Engine(Collector):
         yield self._labelled("accepted_tokens_per_pos", text, "position", by_position)
         yield self._labelled("spec_decode_num_accepted_tokens_per_pos", text, "position", by_position, VLLM)
         drafted = {k: n for k, n in s.committed.items() if k not in NO_DRAFT}
-        origins = {"accepted": sum(drafted.values()), **{k: s.committed.get(k, 0) for k in NO_DRAFT}}
+        forced = drafted.get("forced", 0)
+        origins = {"accepted": sum(drafted.values()) - forced, "forced": forced}
+        origins |= {k: s.committed.get(k, 0) for k in NO_DRAFT}
         yield self._labelled("committed_tokens", "Committed tokens by how they came about.", "origin", origins)
         yield self._labelled("committed_drafts", "Committed drafts by drafter.", "source", drafted)
         yield self._counter("rollback_tokens", "Drafted tokens rolled back.", s.rolled_back)

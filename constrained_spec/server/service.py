@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -24,6 +24,9 @@ from constrained_spec.server.metrics import Metrics
 from constrained_spec.server.plan import Limits, ModelFacts, Plan
 from constrained_spec.server.settings import Settings
 from constrained_spec.server.shapes import system_fingerprint
+
+if TYPE_CHECKING:
+    from constrained_spec.server.envelope import Restriction
 
 State = Literal["loading", "ready", "failed", "closing"]
 Planner = Callable[[dict[str, Any], ModelFacts, Limits], Plan]
@@ -63,6 +66,7 @@ class Service:
         self._engine: Engine | None = None
         self._facts: ModelFacts | None = None
         self._compiler: Compiler | None = None
+        self._restriction: Restriction | None = None
         self._planners = anyio.CapacityLimiter(PLANNERS)
         self._submitters = anyio.CapacityLimiter(SUBMITTERS)
         self.tokenizer = threading.Lock()  # a fast tokenizer may not be entered twice at a time
@@ -105,6 +109,11 @@ class Service:
         )
         model = engine.model
         self.fingerprint = system_fingerprint(model.weights_digest(), model.numerics, __version__)
+        if s.manifest is not None:
+            # Here, because a manifest needs the audit's extra, and serving without one does not.
+            from constrained_spec.server.envelope import Restriction
+
+            self._restriction = Restriction(s.manifest, engine)
         self._engine, self._facts = engine, facts
         if self.state == "loading":
             self.state = "ready"
@@ -223,7 +232,17 @@ class Service:
             options["drafter"] = s.drafter if fits else "auto"
         if plan.n > 1 and options.get("seed") is None:
             options["seed"] = secrets.randbits(63)
-        return options
+        return self._within_envelope(options)
+
+    def _within_envelope(self, options: Options) -> Options:
+        """With ``--manifest``: what no audit released decodes target-only, and the metrics say so."""
+        if self._restriction is None or options.get("speculation") in (False, "off"):
+            return options
+        reason = self._restriction.reason(options)
+        if reason is None:
+            return options
+        self.engine.refuse_speculation(reason)
+        return _target_only(options)
 
     async def follow(self, job: Job, index: int) -> AsyncIterator[Piece[Any]]:
         """The pieces of one output, as they are committed."""
@@ -242,3 +261,11 @@ class Service:
     def note_failure(self, error: BaseException, request_id: str) -> None:
         """Log an error that is the server's."""
         self.log.error("failed", request=request_id, **failure(error, self.settings.log_prompts))
+
+
+def _target_only(options: Options) -> Options:
+    """The same request without speculation, which has the same law."""
+    kept: Options = {**options, "speculation": "off"}
+    for name in ("drafter", "gamma", "prediction"):
+        kept.pop(name, None)  # type: ignore[misc]  # mypy wants a literal
+    return kept

@@ -97,6 +97,7 @@ class Settings(BaseSettings):
     )
     drafter: str = _speculation("auto", f"{', '.join(DRAFTERS)}.")
     gamma: int = _speculation(DEFAULT_GAMMA, "At most so many drafts a round.", ge=0, le=MAX_GAMMA)
+    manifest: Path | None = _speculation(None, "Manifest of an audit: what it does not release decodes target-only.")
     verifier: str = _speculation(
         "auto", f"{', '.join(VERIFIERS)}; auto: invariant for requests with a seed, coupling for all others."
     )

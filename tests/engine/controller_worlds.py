@@ -84,13 +84,15 @@ class World:
         seconds = sum(
             s.asking + s.drafting * s.speaks * min(g, s.length) for s, g in zip(self.speakers, gammas, strict=True) if g
         )
-        for speaking in product((False, True), repeat=len(gammas)):
+        random_ones = [i for i, s in enumerate(self.speakers) if 0 < s.speaks < 1]
+        for speaking in product((False, True), repeat=len(random_ones)):
             chance, drafts = 1.0, 0
-            for s, g, speaks in zip(self.speakers, gammas, speaking, strict=True):
-                chance *= s.speaks if speaks else 1 - s.speaks
+            of = dict(zip(random_ones, speaking, strict=True))
+            for i, (s, g) in enumerate(zip(self.speakers, gammas, strict=True)):
+                speaks = of.get(i, s.speaks == 1)
+                chance *= (s.speaks if speaks else 1 - s.speaks) if i in of else 1.0
                 drafts += min(g, s.length) if speaks else 0
-            if chance:
-                seconds += chance * self.step(len(gammas), drafts)
+            seconds += chance * self.step(len(gammas), drafts)
         return tokens, seconds
 
     def rate(self, gammas: Seq[int]) -> float:

@@ -19,7 +19,7 @@ OPERATIONS = (
     ("post", "/v1/chat/completions"), ("post", "/v1/completions"), ("post", "/completion"),
     ("post", "/v1/fim/completions"), ("post", "/infill"), ("post", "/v1/responses"), ("post", "/tokenize"),
     ("post", "/detokenize"), ("get", "/health"), ("get", "/version"), ("get", "/metrics"), ("get", "/v1/models"),
-    ("get", "/v1/models/{name}"), ("get", "/props"),
+    ("get", "/v1/models/{name}"), ("get", "/props"), ("post", "/load_model"),
 )  # fmt: skip
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

@@ -165,6 +165,12 @@ class DetokenizeRequest(_Request):
     tokens: list[int]
 
 
+class LoadModelRequest(_Request):
+    """POST /load_model."""
+
+    model: str | None = None
+
+
 class ErrorDetail(BaseModel):
     message: str
     type: str
@@ -266,7 +272,7 @@ class LlamaAnswer(_Answer):
 
 REQUESTS: tuple[type[BaseModel], ...] = (
     ChatRequest, CompletionRequest, FimRequest, InfillRequest, LlamaRequest, ResponsesRequest, TokenizeRequest,
-    DetokenizeRequest,
+    DetokenizeRequest, LoadModelRequest,
 )  # fmt: skip
 _WORDS = {
     400: "The request cannot be honoured as asked; `param` points at why.",

@@ -10,8 +10,23 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from constrained_spec import __version__
 from constrained_spec.server.errors import HttpError
-from constrained_spec.server.routes.documents import NOT_READY, ErrorBody, Health, Model, ModelList, Props, Version
+from constrained_spec.server.fields import Fields
+from constrained_spec.server.routes.body import read_object
+from constrained_spec.server.routes.documents import (
+    NOT_READY,
+    REFUSALS,
+    ErrorBody,
+    Health,
+    LoadModelRequest,
+    Model,
+    ModelList,
+    Props,
+    Version,
+    document,
+)
 from constrained_spec.server.routes.state import service_of
+from constrained_spec.server.sampling import read_model
+from constrained_spec.server.sse import encode
 
 router = APIRouter(tags=["server"])
 
@@ -64,6 +79,21 @@ def _models(request: Request) -> list[Model]:
     facts = service.facts
     root = service.engine.model.name
     return [Model(id=n, created=service.created, root=root, max_model_len=facts.capacity) for n in facts.names]
+
+
+@router.post(
+    "/load_model",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}, **REFUSALS},
+    openapi_extra=document(LoadModelRequest),
+)
+async def load_model(request: Request) -> Response:
+    """What `transformers chat` asks for first. One event says that the served model is there; no other is loaded."""
+    facts = service_of(request).facts
+    fields = Fields(await read_object(request))
+    name = read_model(fields, facts)
+    fields.finish()
+    return Response(encode({"status": "ready", "model": name, "cached": True}), media_type="text/event-stream")
 
 
 @router.get("/props", responses=NOT_READY)
