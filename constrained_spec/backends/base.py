@@ -61,6 +61,10 @@ class LanguageModel(Protocol):
         """Forget everything from ``length`` on. Arithmetic, never a copy. ``length`` <= the current one."""
         ...
 
+    def clear(self, slot: int) -> None:
+        """Empty the slot, its memory included: what a forward wrote there may not be finite, which no mask hides."""
+        ...
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Make slot ``target`` hold the first ``length`` tokens of slot ``source``, which are spared a forward."""
         ...

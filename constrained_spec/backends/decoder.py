@@ -23,14 +23,14 @@ from transformers import PreTrainedModel
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.features import FeatureStore
 from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product, gated
-from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, own_positions, within_tree
+from constrained_spec.backends.reading import Attention, Plan
+from constrained_spec.backends.slots import SlotCache, SlotLayer
 from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
 from constrained_spec.errors import RequestError
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})  # the frequencies do not depend on the length
 MAX_BLOCK = 256  # tokens of one sequence in one forward: bounds the mask and the activations of a long prompt
-_BUCKET = 64  # keys a row-wise query reads: its end is rounded up to a multiple
 
 
 def unspecialisable(model: PreTrainedModel) -> str | None:
@@ -112,17 +112,6 @@ class Layer:
         return self.qkv.nbytes() + self.out.nbytes() + self.mlp.nbytes() + sum(int(t.nbytes) for t in norms)
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One block in a forward: rows ``rows`` of the token list, written to places start … end of the slot."""
-
-    slot: int
-    rows: slice
-    start: int
-    end: int
-    views: dict[str, tuple[int, int, Tensor | None]]  # per layer kind: keys low … high, and the additive mask
-
-
 class Decoder:
     """Weights and forward. Holds no per-sequence state: keys, values and lengths are the cache's."""
 
@@ -137,17 +126,18 @@ class Decoder:
         self._dim: int = model.model.layers[0].self_attn.head_dim
         self._heads: int = config.num_attention_heads
         self._kv_heads: int = config.num_key_value_heads
-        self._groups = self._heads // self._kv_heads
         self._epsilon: float = config.rms_norm_eps
-        self._window: int | None = getattr(config, "sliding_window", None)
-        self._kinds = tuple(sorted({layer.kind for layer in cache.slot_layers}))
         self._dtype: torch.dtype = model.dtype
         self._device: torch.device = model.device
         self._vocabulary: int = model.lm_head.weight.shape[0]
         self._rotation = _rotation(model, cache.capacity, self._dim)
         self._head_order = _interleaved(self._heads + self._kv_heads, self._kv_heads, self._dim)
-        # Rows of a quantised block must not depend on the block, so each query gets an attention of its own.
-        self._row_wise = make is Int8
+        self._attention = Attention(
+            cache, self._heads, self._kv_heads, self._dim,
+            window=getattr(config, "sliding_window", None),
+            # Rows of a quantised block must not depend on the block, so each query gets an attention of its own.
+            row_wise=make is Int8,
+        )  # fmt: skip
         self._norm: Tensor = model.model.norm.weight.detach()
         embedding: nn.Embedding = model.model.embed_tokens
         head: nn.Linear = model.lm_head
@@ -211,24 +201,24 @@ class Decoder:
     def _rows(self, blocks: Sequence[Block], starts: Sequence[int], depth: int | None = None) -> Tensor:
         """Final hidden states [sum of want, hidden] of one forward, or those after the first ``depth`` layers."""
         ids = torch.tensor([t for b in blocks for t in b.tokens], device=self._device)
-        segments, places = self._segments(blocks, starts)
-        rotation = self._rotation[places]
+        plan = self._attention.plan(blocks, starts)
+        rotation = self._rotation[plan.positions]
         x: Tensor = self._table(ids)
         width = (x.shape[1],)
         for layer in itertools.islice(self.layers, depth):
-            attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, segments)
+            attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, plan)
             x = layer.out.onto(attended, x)
             x = layer.mlp.onto(_rms(x, width, layer.mlp_norm, self._epsilon), x)
         if self.store is not None and depth is None:
             # Row by row the same as the norm of the wanted rows alone.
             x = _rms(x, width, self._norm, self._epsilon)
-            for s in segments:
-                self.store.write(s.slot, s.start, x[s.rows])
-        last = [x[s.rows.stop - b.want : s.rows.stop] for s, b in zip(segments, blocks, strict=True)]
+            for block, start, rows in zip(blocks, starts, plan.rows, strict=True):
+                self.store.write(block.slot, start, x[rows])
+        last = [x[rows.stop - b.want : rows.stop] for b, rows in zip(blocks, plan.rows, strict=True)]
         wanted = torch.cat(last) if len(last) > 1 else last[0]
         return wanted if self.store is not None and depth is None else _rms(wanted, width, self._norm, self._epsilon)
 
-    def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, segments: Sequence[Segment]) -> Tensor:
+    def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, plan: Plan) -> Tensor:
         """x [N, hidden] -> [N, heads * head_dim]; writes keys and values."""
         turning = self._heads + self._kv_heads
         qkv = layer.qkv(x).view(len(x), turning + self._kv_heads, self._dim)
@@ -236,69 +226,7 @@ class Decoder:
             for part, norm in zip((slice(0, self._heads), slice(self._heads, turning)), layer.head_norms, strict=True):
                 qkv[:, part] = _rms(qkv[:, part], (self._dim,), norm, self._epsilon)
         _rotate(qkv[:, :turning], rotation)
-        out = torch.empty(len(x), self._heads, self._dim, dtype=x.dtype, device=x.device)
-        for s in segments:
-            both = layer.slots.both[s.slot]  # [2, kv heads, capacity, head dim]
-            new = qkv[s.rows, self._heads :].unflatten(1, (2, self._kv_heads))
-            both[:, :, s.start : s.end] = new.permute(1, 2, 0, 3)
-            low, high, mask = s.views[layer.slots.kind]
-            self._read(qkv[s.rows, : self._heads], both[:, None, :, low:high], mask, out[s.rows])
-        return out.flatten(1)
-
-    def _read(self, query: Tensor, both: Tensor, mask: Tensor | None, out: Tensor) -> None:
-        """Attention of n queries [n, heads, dim] over keys and values [2, 1, kv heads, K, dim], into ``out``."""
-        n = len(query)
-        if self._row_wise:
-            # [n, kv heads, groups, dim]: the batch is the queries, and all share the keys.
-            folded = query.unflatten(1, (self._kv_heads, self._groups))
-            both = both.expand(-1, n, -1, -1, -1)
-            got = nn.functional.scaled_dot_product_attention(folded, both[0], both[1], attn_mask=mask)
-            out.copy_(got.reshape(n, self._heads, self._dim))
-            return
-        # [1, kv heads, groups * n, dim]: query head h belongs to key head h // groups.
-        folded = query.transpose(0, 1).reshape(1, self._kv_heads, self._groups * n, self._dim)
-        got = nn.functional.scaled_dot_product_attention(folded, both[0], both[1], attn_mask=mask)
-        out.copy_(got.reshape(self._heads, n, self._dim).transpose(0, 1))
-
-    def _segments(self, blocks: Sequence[Block], starts: Sequence[int]) -> tuple[list[Segment], list[int]]:
-        """What each block reads and writes, and the position of every token."""
-        out: list[Segment] = []
-        places: list[int] = []
-        at = 0
-        for block, start in zip(blocks, starts, strict=True):
-            n = len(block.tokens)
-            own = own_positions(block, start)
-            views = {kind: self._view(block, start, own, kind) for kind in self._kinds}
-            out.append(Segment(block.slot, slice(at, at + n), start, start + n, views))
-            places += own
-            at += n
-        return out, places
-
-    def _view(self, block: Block, start: int, own: list[int], kind: str) -> tuple[int, int, Tensor | None]:
-        window = self._window if kind == SLIDING else None
-        n, end = len(own), start + len(own)
-        # No query stands before ``start``, so nothing below low is in any window.
-        low = 0 if window is None else max(0, start - window + 1)
-        if n == 1 and not self._row_wise:
-            return low, end, None
-        high = min(self._cache.capacity, -(-end // _BUCKET) * _BUCKET) if self._row_wise else end
-        if self._row_wise:
-            low = low // _BUCKET * _BUCKET
-        keys = torch.arange(low, high, device=self._device)
-        queries = torch.tensor(own, device=self._device).unsqueeze(1)
-        visible = keys <= queries  # [n, K]
-        if window is not None:
-            visible &= keys > queries - window
-        if block.parents is not None:
-            # Places of a tree are not positions: only ancestors are visible, and the window counts depths.
-            visible[:, start - low :] = False
-            visible[:, start - low : start - low + n] = within_tree(block.parents, window).to(self._device)
-        # The lowest finite value, not -inf: it underflows to a weight of exactly 0 and never makes a NaN.
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
-        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
-        if self._row_wise:
-            return low, high, mask[:, None, None, :].expand(n, 1, self._groups, -1)
-        return low, high, mask.repeat(self._groups, 1)[None, None]
+        return self._attention.read(layer.slots, qkv, plan).flatten(1)
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 

@@ -231,6 +231,12 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
                     buffer[slot, :, target] = buffer[slot].index_select(1, source)
         self.set_length(slot, base + len(path))
 
+    def clear(self, slot: int) -> None:
+        """Empty the slot and zero its buffers. A masked value has weight 0, and 0 times NaN is NaN."""
+        for layer in self.slot_layers:
+            layer.both[slot].zero_()
+        self._lengths[slot] = 0
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Make slot ``target`` hold the first ``length`` tokens of slot ``source``."""
         assert 0 <= length <= self._lengths[source] and source != target

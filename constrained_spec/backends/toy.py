@@ -125,6 +125,10 @@ class ToyModel:
         assert 0 <= length <= len(self._slots[slot]), "a slot can only be shortened"
         del self._slots[slot][length:]
 
+    def clear(self, slot: int) -> None:
+        """See ``LanguageModel``."""
+        self._slots[slot].clear()
+
     def copy(self, source: int, target: int, length: int) -> None:
         """See ``LanguageModel``."""
         assert 0 <= length <= len(self._slots[source])

@@ -218,6 +218,11 @@ class TransformersModel:
         if self._store is not None:
             self._store.cut(slot, length)
 
+    def clear(self, slot: int) -> None:
+        """See ``LanguageModel``."""
+        self.set_length(slot, 0)
+        self._cache.clear(slot)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """See ``LanguageModel``."""
         self._cache.copy(source, target, length)

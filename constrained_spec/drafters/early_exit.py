@@ -81,6 +81,9 @@ class FirstLayers:
     def set_length(self, slot: int, length: int) -> None:
         self._ahead[slot] = length
 
+    def clear(self, slot: int) -> None:
+        self._target.clear(slot)
+
     def copy(self, source: int, target: int, length: int) -> None:
         self._target.copy(source, target, length)
 

@@ -17,7 +17,7 @@ from math import sqrt
 from constrained_spec.config import MAX_GAMMA
 
 # Draft lengths that are tried. Places between two rungs share one chance.
-RUNGS = (0, 1, 2, 4, 8, 16, 24, 32, 48, MAX_GAMMA)
+RUNGS: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 24, 32, 48, MAX_GAMMA)
 _SPANS = tuple(pairwise(RUNGS))
 _PROPOSES, _ACCEPTS = 0.9, 0.6  # chances at the first place of a drafter of which nothing is known
 _WEIGHT = 2.0  # places at risk that a prior counts for

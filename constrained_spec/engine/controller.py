@@ -10,29 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
 from constrained_spec.config import MAX_GAMMA
 from constrained_spec.engine.acceptance import RUNGS, DrafterRecord, RequestRecord
-from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, Point, allocate, idle
-from constrained_spec.engine.costs import CostCurve, DraftCosts, StepCosts, Typical
+from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, allocate, idle
+from constrained_spec.engine.costs import DraftCosts, StepCosts, Typical
+from constrained_spec.engine.probes import Pace, Plan, Probes
 from constrained_spec.engine.round import RoundTimes
 from constrained_spec.state.sequence import Counts
 
 _FREE = 0.005  # share of the time that drafting may cost without a gain: a mostly silent drafter stays in use
-_SHARE = 0.01  # of the rounds that probes may cost
-_CREDIT, _MOST_CREDIT = 6.0, 10.0  # rounds that probes may cost at once: at the start, and ever
-_LEAST_WAIT, _MOST_WAIT = 8, 64  # rounds between two probes of a request
-_MOST_WAIT_DEEPER = 16  # if it drafts
-_PROBE = 2  # gamma of a probe of a request that does not draft
-_FOLLOW = 4  # further probes at once, as long as they succeed
-_MOST_DEBT = 10.0  # rounds that they may cost beyond the credit
-_CHEAP = 0.05  # rounds that any probe may cost, credit or not
-_JOINS = 0.2  # cost of one more probe in a round, relative to the first, at which it need not wait
 _STRETCH = 4  # rounds between two looks beyond the measured numbers of drafts
-_BASE_AGE = 128  # rounds after which the round without drafts is measured again
+_YOUNG, _OLD = 8, 128  # rounds after which the round without drafts is measured again: if it hardly was, and else
 
 Reason = Literal["fixed", "off", "paying", "idle", "not paying", "probe", "calibrate"]
 
@@ -93,28 +85,21 @@ class ControllerReport:
     gamma_mean: float  # over the choices that were not the request's own
 
 
+@dataclass(slots=True)
 class _Request:
-    """What is known of one request, and what was chosen for it last."""
-
-    __slots__ = ("drafter", "followed", "next_probe", "probed_from", "record", "seen", "wait")
-
-    def __init__(self, drafter: str, record: RequestRecord, next_probe: int) -> None:
-        self.drafter = drafter
-        self.record = record
-        self.wait = _LEAST_WAIT
-        self.next_probe = next_probe
-        self.followed = 0  # probes that follow a success at once
-        self.probed_from: int | None = None  # the gamma without the probe
-        self.seen: dict[str, tuple[int, int]] = {}  # source -> judged and accepted drafts
+    drafter: str
+    record: RequestRecord
+    pace: Pace
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # source -> judged and accepted drafts
 
 
 class Controller:
     """Asked before every round, told after it. Not safe under threads: the engine's own thread holds it.
 
     Where no draft pays it settles on gamma 0, and then tries again: each request every 8 to 64 rounds, as far as all
-    tries together cost no more than 1 % of the rounds. A try that succeeds is followed by up to four more, so that
-    a request speculates again within 64 + 5 rounds after its drafter became good, or within 100 rounds for each round
-    that a try costs, if that is longer.
+    tries together cost no more than 1 % of the rounds. Tries that succeed follow each other at once, up to five, so
+    that a request speculates again within 64 + 5 rounds after its drafter became good, or within 100 rounds for each
+    round that a try costs, if that is longer. A first try that fails by chance costs as long a wait again.
     """
 
     def __init__(self, *, max_gamma: int = MAX_GAMMA) -> None:
@@ -125,13 +110,13 @@ class Controller:
         self._rest = Typical()
         self._drafters: dict[str, DrafterRecord] = {}
         self._requests: dict[int, _Request] = {}
-        self._due: dict[str, int] = {}  # drafter -> round of the next probe of a request that is new then
         self._sources: dict[str, tuple[int, int]] = {}
         self._reasons: Counter[str] = Counter()
         self._number = 0
         self._round: dict[int, _Request] = {}  # of the rows of the round that was chosen for last
         self._prefills = False
-        self._credit = _CREDIT
+        self._calibrated = -_YOUNG  # the last round that measured B
+        self._probes = Probes()
         self._gammas = (0, 0)  # number and sum of the chosen ones
 
     # ---- before a round ---------------------------------------------------------------------------------------------
@@ -143,7 +128,7 @@ class Controller:
         self._prefills = any(row.prefill_tokens for row in rows)
         if not rows:
             return []
-        plan = _Plan(self._steps.curve(len(rows)), idle(len(rows)))
+        plan = Plan(self._steps.curve(len(rows)), idle(len(rows)), self._steps.reach)
         free: list[tuple[int, _Request, Option]] = []
         choices = [Choice(0, "off")] * len(rows)
         for i, row in enumerate(rows):
@@ -168,112 +153,62 @@ class Controller:
         request = self._requests.get(row.key)
         if request is None:
             drafter = self._drafters.setdefault(row.drafter_name, DrafterRecord())
-            # Requests may be too short to wait: the first of them that comes when their drafter is due tries.
-            next_probe = self._due.setdefault(row.drafter_name, self._number + _LEAST_WAIT)
-            request = _Request(row.drafter_name, RequestRecord(drafter), next_probe)
+            pace = self._probes.pace(row.drafter_name, self._number)
+            request = _Request(row.drafter_name, RequestRecord(drafter), pace)
             self._requests[row.key] = request
-        request.probed_from = None
+        request.pace.probed_from = None
         return request
 
-    def _choose_free(self, plan: _Plan, free: Seq[tuple[int, _Request, Option]]) -> list[Choice]:
+    def _choose_free(self, plan: Plan, free: Seq[tuple[int, _Request, Option]]) -> list[Choice]:
         options = [option for _, _, option in free]
         without = plan.load
-        best, fullest = allocate(options, without, plan.step, self._steps.reach)
+        best, fullest = allocate(options, without, plan.step, plan.reach)
         plan.load = best.load
         if any(best.gammas) and self._calibrates(plan, without):
             return [Choice(0, "calibrate")] * len(free)
         if self._stretches(plan, options, without, fullest):
             return [Choice(gamma, "probe" if gamma else "not paying") for gamma in fullest.gammas]
-        gammas = best.gammas
-        choices = [Choice(gamma, "paying" if gamma else "not paying") for gamma in gammas]
-        for i, option in enumerate(options):
-            if not gammas[i]:
-                choices[i] = self._idle(plan, option)
-        self._probe(plan, free, choices)
+        choices = [
+            Choice(gamma, "paying") if gamma else self._idle(plan, option)
+            for gamma, option in zip(best.gammas, options, strict=True)
+        ]
+        rows = [(request.pace, option) for _, request, option in free]
+        for i, gamma in self._probes.plan(plan, rows, [c.gamma for c in choices], self._number).items():
+            choices[i] = Choice(gamma, "probe")
         return choices
 
-    def _calibrates(self, plan: _Plan, without: Load) -> bool:
+    def _calibrates(self, plan: Plan, without: Load) -> bool:
         """Is this round to measure the one without drafts, which else nothing would?"""
-        if self._prefills or without.silent < 1:
+        if self._prefills or without.silent < 1 or self._number < self._calibrated + _YOUNG:
             return False
         count, age = self._steps.base_age(self._number, len(self._round))
-        if count and age < (_LEAST_WAIT if count < 3 else _BASE_AGE):
+        if count and age < (_YOUNG if count < 3 else _OLD):
             return False
-        rate, best = without.rate(plan.step), plan.load.rate(plan.step)
-        return self._pay(1 - rate / best if count else 0.0)
+        lost = 1 - without.rate(plan.step) / plan.load.rate(plan.step)
+        if not self._probes.pay(lost if self._steps.rows else 0.0):
+            return False
+        self._calibrated = self._number
+        return True
 
-    def _stretches(self, plan: _Plan, options: Seq[Option], without: Load, fullest: Allocation) -> bool:
+    def _stretches(self, plan: Plan, options: Seq[Option], without: Load, fullest: Allocation) -> bool:
         """Is this round to draft all that the measurements reach, because what lies beyond would seem to pay more?"""
         if self._number % _STRETCH or self._prefills:
             return False
         beyond, _ = allocate(options, without, plan.step, inf)
         if beyond.load.rate(plan.step) < PAYS * plan.load.rate(plan.step):
             return False
-        return self._pay(max(0.0, plan.loss(plan.load, fullest.load)))
+        return self._probes.pay(max(0.0, plan.loss(fullest.load)))
 
-    def _idle(self, plan: _Plan, option: Option) -> Choice:
+    def _idle(self, plan: Plan, option: Option) -> Choice:
         """The greatest gamma that costs next to nothing: a drafter that is silent most of the time stays in use."""
-        chosen = Choice(0, "not paying")
-        before = plan.load
+        gamma, found = 0, plan.load
         for point in option.points:
-            load = before.more(option, NOTHING, point)
-            if load.drafts > self._steps.reach * (1 - load.silent) or plan.loss(before, load) > _FREE / len(
-                self._round
-            ):
+            load = plan.load.more(option, NOTHING, point)
+            if not plan.fits(load) or plan.loss(load) > _FREE / len(self._round):
                 break
-            chosen, plan.load = Choice(point[0], "idle"), load
-        return chosen
-
-    def _probe(self, plan: _Plan, free: Seq[tuple[int, _Request, Option]], choices: list[Choice]) -> None:
-        """Raise the gamma of those whose time has come, as far as there is credit.
-
-        Once one of them pays for the step of the cost that lies before the first draft, others join it for little.
-        """
-        first = inf
-        order = sorted(range(len(free)), key=lambda i: (-free[i][1].followed, free[i][1].next_probe))
-        for i in order:
-            _, request, option = free[i]
-            gamma = choices[i].gamma
-            due = self._number >= request.next_probe
-            if not due and (gamma or first == inf):
-                continue
-            higher = [p for p in option.points if p[0] > gamma and (gamma or p[0] >= _PROBE)] or list(
-                option.points[-1:]
-            )
-            if higher[0][0] <= gamma:
-                continue
-            if not gamma and not request.followed:
-                del higher[1:]
-            now = next((p for p in option.points if p[0] == gamma), NOTHING)
-            found = self._probe_point(plan, option, now, higher)
-            if found is None or not (due or found[2] <= _JOINS * first):
-                continue
-            cheap = found[2] <= max(_CHEAP, _JOINS * first if first < inf else 0.0)
-            if self._pay(found[2], owe=_MOST_DEBT if request.followed or cheap else 0.0):
-                first = min(first, found[2])
-                request.probed_from = gamma
-                choices[i], plan.load = Choice(found[0], "probe"), found[1]
-
-    def _probe_point(
-        self, plan: _Plan, option: Option, now: Point, higher: Seq[Point]
-    ) -> tuple[int, Load, float] | None:
-        """Gamma, totals and loss of the probe: the next rung, or one above it that costs little more and tells more."""
-        found: tuple[int, Load, float] | None = None
-        most = inf
-        for point in higher:
-            load = plan.load.more(option, now, point)
-            loss = max(0.0, plan.loss(plan.load, load))
-            if load.drafts > self._steps.reach * max(1 - load.silent, 0.1) or loss > most:
-                break
-            found, most = (point[0], load, loss), min(most, 1.2 * loss)
-        return found
-
-    def _pay(self, rounds: float, owe: float = 0.0) -> bool:
-        """Spend credit, down to a debt of ``owe`` rounds. False: there is not enough."""
-        if self._credit + owe < rounds:
-            return False
-        self._credit -= rounds
-        return True
+            gamma, found = point[0], load
+        plan.load = found
+        return Choice(gamma, "idle" if gamma else "not paying")
 
     # ---- after a round ----------------------------------------------------------------------------------------------
 
@@ -283,15 +218,17 @@ class Controller:
         ``extra_tokens`` that the same forward wrote for requests which had no row: such a round, like one that wrote
         part of a prompt for a row, tells nothing about V.
         """
-        self._credit = min(_MOST_CREDIT, self._credit + _SHARE)
+        self._probes.earn()
         if rows and len(rows) == len(self._round) and not self._prefills:
             self._measure(rows, times, plain=extra_tokens == 0)
         for row in rows:
             request = self._round[row.key]
             # A text that ended within the accepted drafts says nothing about the draft behind its end.
             if row.gamma > 0 and row.committed > row.accepted:
-                request.record.add(row.proposed, row.accepted, row.gamma, probe=request.probed_from == 0)
-                self._after_probe(request, row)
+                pace = request.pace
+                request.record.add(row.proposed, row.accepted, row.gamma, probe=pace.probed_from == 0)
+                if pace.probed_from is not None:
+                    self._probes.judge(pace, request.drafter, self._number, row.proposed, row.accepted)
             self._count_sources(request, row.counts)
 
     def _measure(self, rows: Seq[RowOutcome], times: RoundTimes, *, plain: bool) -> None:
@@ -307,20 +244,6 @@ class Controller:
                 n, drafts = asked.get(name, (0, 0))
                 asked[name] = n + 1, drafts + row.proposed
         self._drafting.add(self._number, asked, times.propose)
-
-    def _after_probe(self, request: _Request, row: RowOutcome) -> None:
-        if request.probed_from is None:
-            return
-        if row.accepted > request.probed_from:
-            request.wait = _LEAST_WAIT
-            follows = request.probed_from == 0 and request.followed < _FOLLOW
-            request.followed = request.followed + 1 if follows else 0
-        else:
-            request.followed = 0
-            if row.proposed:
-                request.wait = min(_MOST_WAIT if request.probed_from == 0 else _MOST_WAIT_DEEPER, 2 * request.wait)
-        request.next_probe = self._number + (1 if request.followed else request.wait)
-        self._due[request.drafter] = request.next_probe
 
     def _count_sources(self, request: _Request, counts: Counts) -> None:
         for source, (_, accepted) in counts.by_source.items():
@@ -355,15 +278,3 @@ class Controller:
             reasons=dict(self._reasons),
             gamma_mean=total / chosen if chosen else 0.0,
         )
-
-
-@dataclass(slots=True)
-class _Plan:
-    """A round in the making."""
-
-    step: CostCurve
-    load: Load
-
-    def loss(self, before: Load, after: Load) -> float:
-        """Rounds that ``after`` costs more than ``before``, beyond what it brings."""
-        return after.seconds(self.step) / before.seconds(self.step) - after.commits / before.commits

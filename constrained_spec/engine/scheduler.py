@@ -24,7 +24,7 @@ from constrained_spec.engine.inspection import Inspection
 from constrained_spec.engine.job import Job, RoundEvent
 from constrained_spec.engine.round import Outcome, Round, RoundTimes, Row, run_round
 from constrained_spec.engine.snapshot import Snapshot, Totals
-from constrained_spec.errors import ConstrainedSpecError, DeadlineError, EngineError, RequestCancelled
+from constrained_spec.errors import ConstrainedSpecError, DeadEndError, DeadlineError, EngineError, RequestCancelled
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit
@@ -383,6 +383,9 @@ class Scheduler:
         job.times.finished = time.perf_counter()
         if job.sequence is not None and self._running.get(job.sequence.slot) is job:
             self._close(job, how)
+            if isinstance(error, DeadEndError):  # its logits may have been NaN, and so what the slot holds
+                self._held.pop(job.sequence.slot, None)
+                self._model.clear(job.sequence.slot)
         else:
             self._waiting = [j for j in self._waiting if j is not job]
             self.totals.ended(job, how)

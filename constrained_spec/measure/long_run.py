@@ -50,6 +50,9 @@ class Cycle:
     def set_length(self, slot: int, length: int) -> None:
         self._length = length
 
+    def clear(self, slot: int) -> None:
+        self._length = 0
+
     def copy(self, source: int, target: int, length: int) -> None:
         self._length = length
 

@@ -111,8 +111,9 @@ def _text(error: ConstrainedSpecError) -> str:
 
 
 def _param(error: ConstrainedSpecError, locate: Callable[[str | None], str | None] | None) -> str | None:
-    name = error.param
-    if name is None and isinstance(error, _OF_CONSTRAINT):
-        name = "output_type"
-    found = error.param if locate is None else locate(name)
+    found = error.param if locate is None else locate(error.param)
+    if found is None and locate is not None and isinstance(error, _OF_CONSTRAINT):
+        found = locate("output_type")
+        if found == "output_type":  # the request states none: it is a dead end of another kind
+            return None
     return None if found is None else "/" + found.removeprefix("/")

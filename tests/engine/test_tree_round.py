@@ -429,7 +429,7 @@ class NoTrees:
     def __init__(self, inner: ToyModel) -> None:
         self._inner = inner
         self.set_length, self.length, self.fingerprint = inner.set_length, inner.length, inner.fingerprint
-        self.copy = inner.copy
+        self.copy, self.clear = inner.copy, inner.clear
         self.vocabulary, self.capacity, self.slots, self.name = inner.vocabulary, inner.capacity, 1, "chains"
         self.device = inner.device
 
