@@ -31,10 +31,11 @@ from constrained_spec.grammars.utf8 import Ranges, complement, normalise
 
 _NUMBERED = re.compile(r"\[\s*[0-9]+[a-z]?\s*\](?=\s*[A-Za-z_][\w-]*\s*::=)")
 _NOTE = re.compile(r"\[\s*(?:wfc|vc|ns[cw]?|gs)\s*:", re.IGNORECASE)
-# Ordered: texts, sets and comments are taken whole before anything in them counts.
+# Ordered: texts, sets and comments are taken whole before anything in them counts. One that is not closed takes all
+# that is left: looking for an end again from each character in it would take a time that is the square of the length.
 _ONLY_W3C = re.compile(
-    r"""(?P<skip>"(?:\\.|[^"\\])*"|\#(?!x[0-9A-Fa-f]+(?!\w))[^\n]*)"""
-    r"""|(?P<set>\[(?:\\.|[^\]\\])*\])"""
+    r"""(?P<skip>"(?:\\.|[^"\\])*+(?:"|\\?\Z)|\#(?!x[0-9A-Fa-f]+(?!\w))[^\n]*)"""
+    r"""|(?P<set>\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z))"""
     r"""|(?P<mark>'|/\*|\#x[0-9A-Fa-f]|(?<=[\s)\]"])-(?=[\s(\["]))""",
     re.DOTALL,
 )
@@ -305,7 +306,7 @@ class _Iso(_Ebnf):
 
     def uses_w3c_sign(self) -> bool:
         """The first definition sign is ``::=``."""
-        rest = re.sub(r"\(\*.*?\*\)|/\*.*?\*/|#[^\n]*", " ", self.text, flags=re.DOTALL)
+        rest = re.sub(r"\(\*.*?(?:\*\)|\Z)|/\*.*?(?:\*/|\Z)|#[^\n]*", " ", self.text, flags=re.DOTALL)
         found = re.match(r"\s*(?:\[[^\]]*\]\s*)?[A-Za-z_][\w-]*\s*(::=)?", rest)
         return bool(found and found[1])
 

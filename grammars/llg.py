@@ -34,7 +34,7 @@ MAX_GRAMMAR_SIZE = 500_000
 _BUDGETS = (
     ("max_items_in_row", re.compile(r"row has \d+ items|ParserTooComplex", re.IGNORECASE)),
     ("step_lexer_fuel", re.compile(r"LexerTooComplex|fuel", re.IGNORECASE)),
-    ("max_lexer_states", re.compile(r"lexer states|too many (?:lexer )?states", re.IGNORECASE)),
+    ("max_lexer_states", re.compile(r"lexer states|too many (?:(?:lexer )?states|expressions)", re.IGNORECASE)),
     ("step_max_items", re.compile(r"max_items|too many items", re.IGNORECASE)),
     (
         "max_grammar_size",
@@ -79,7 +79,6 @@ class LlgGrammar(Grammar):
         """``named``: ids of special tokens that the text speaks of; no other special token is ever legal."""
         self.index = index
         self.canonical = tokenization == "canonical"
-        self.names_special = bool(named)
         self.what = what
         self.nbytes = 1_000_000 + 40 * len(text)  # an estimate: the engine does not tell
         self._key = key
@@ -196,10 +195,12 @@ class LlgMatcher(TrackingMatcher):
 
     def _forced(self) -> bytes:
         self._check()
-        # Looking ahead over a special token spoils the engine's next mask, so it is done on a copy.
-        engine = self._engine.deep_copy() if self._grammar.names_special else self._engine
+        # On a copy: looking ahead counts against the limits of the next step, and over a special token it spoils its
+        # mask.
+        engine = self._engine.deep_copy()
         data = engine.compute_ff_bytes()
-        self._check()
+        if engine.is_error():  # a limit met far ahead, where no step has come yet
+            return b""
         # A forced special token is written as the byte FF and its id; text holds no such byte.
         return data.partition(b"\xff")[0]
 

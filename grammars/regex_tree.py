@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 from constrained_spec.errors import GrammarBudgetError, GrammarSyntaxError
 from constrained_spec.grammars.regex_syntax import ANY, EMPTY, Alt, Anchor, Chars, Concat, Look, Meet, Node, Repeat
@@ -28,12 +29,14 @@ def _strip(node: Node, first: bool, last: bool, in_look: bool) -> Node:
             )
         return node if in_look and node.at_end else EMPTY
     if isinstance(node, Concat):
-        items = []
-        for i, item in enumerate(node.items):
-            leads = first and all(_is_zero_width(x) for x in node.items[:i])
-            trails = last and all(_is_zero_width(x) for x in node.items[i + 1 :])
-            items.append(_strip(item, leads, trails, in_look))
-        return Concat(tuple(items))
+        leading = sum(1 for _ in takewhile(_is_zero_width, node.items))
+        trailing = sum(1 for _ in takewhile(_is_zero_width, reversed(node.items)))
+        ends = len(node.items) - 1 - trailing
+        return Concat(
+            tuple(
+                _strip(item, first and i <= leading, last and i >= ends, in_look) for i, item in enumerate(node.items)
+            )
+        )
     if isinstance(node, Alt):
         return Alt(tuple(_strip(x, first, last, in_look) for x in node.items))
     if isinstance(node, Repeat):

@@ -172,9 +172,15 @@ class Worker:
 
     def _recover(self, error: BaseException) -> bool:
         """Fail what is pending; start again with a fresh scheduler, or give up. Says whether to go on."""
+        again = self._restarts < RESTARTS
+        fresh, reason = None, f"{type(error).__name__}: {error}"
+        if again:
+            try:
+                fresh = self._build()
+            except BaseException as second:
+                again, reason = False, f"{reason}; then {type(second).__name__}: {second}"
         with self._condition:
-            self._reason = f"{type(error).__name__}: {error}"
-            again = self._restarts < RESTARTS
+            self._reason = reason
             self._restarts += again
             self._failed = not again
             jobs = list(self._inbox)
@@ -188,6 +194,6 @@ class Worker:
             job.sink.failed(lost)
         for call in calls:
             call()
-        if again:
-            self._scheduler = self._build()
+        if fresh is not None:
+            self._scheduler = fresh
         return again

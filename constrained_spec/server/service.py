@@ -89,7 +89,7 @@ class Service:
                 s.model, draft_model=s.draft_model, device=s.device, dtype=s.dtype, slots=s.slots, capacity=s.capacity,
                 quantize=s.quantize, quantize_draft=s.quantize_draft, parts=s.parts, history_bytes=s.history_bytes,
                 threads=s.threads, prefill_chunk=s.prefill_chunk, queue=s.queue, prefix_reuse=s.prefix_reuse,
-                speculation=s.speculation,
+                speculation=s.speculation, require_drafter=s.require_drafter, check=True,
             )  # fmt: skip
             self._take(engine)
             assert self._compiler is not None

@@ -102,6 +102,9 @@ class Settings(BaseSettings):
         "auto", f"{', '.join(VERIFIERS)}; auto: invariant for requests with a seed, coupling for all others."
     )
     draft_model: str | None = _speculation(None, "A smaller model to draft with.")
+    require_drafter: bool = _speculation(
+        False, "End with an error where speculation is impossible, instead of decoding target-only."
+    )
     quantize_draft: str | None = _speculation(None, "int8: for the draft model.")
     parts: str | None = _speculation(None, "Folder of trained heads.")
     speculative: Annotated[dict[str, Any] | None, NoDecode] = _speculation(None, "The same as JSON, in vLLM's keys.")

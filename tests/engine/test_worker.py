@@ -150,6 +150,31 @@ def test_a_broken_thread_fails_what_is_pending_and_restarts_once() -> None:
     worker.close()
 
 
+def test_a_restart_that_fails_is_told() -> None:
+    model = Gate(1)
+    made: list[Scheduler] = []
+
+    def build() -> Scheduler:
+        if made:
+            raise MemoryError("no room for a second one")
+        made.append(Breaks(model, Pipeline(model.vocabulary)))
+        return made[0]
+
+    worker = Worker(build)
+    job, heard = job_of(model, None, PROMPT, max_tokens=60, ignore_eos=True)
+    worker.submit(job)
+    assert model.inside.wait(WAIT)
+    Breaks.armed.set()
+    model.open.set()
+    assert isinstance(wait(heard).error, EngineError)
+    health = worker.health()
+    assert (health.status, health.restarts) == ("failed", 0)
+    assert health.reason is not None
+    assert "no room for a second one" in health.reason
+    with pytest.raises(EngineError, match="has failed"):
+        worker.submit(job_of(model, None, PROMPT)[0])
+
+
 def test_closing_drains() -> None:
     model = toy(1)
     worker = worker_of(model)

@@ -106,8 +106,8 @@ def test_a_body_keeps_its_characters() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/absent", 404, "not_found"),
-        ("GET", "/load_model", 404, "not_found"),
-        ("POST", "/load_model", 404, "not_found"),
+        ("GET", "/load_model", 405, "method_not_allowed"),
+        ("POST", "/load_model", 400, "invalid_json"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("POST", "/v1/chat/completions", 400, "invalid_json"),

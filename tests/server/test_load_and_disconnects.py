@@ -87,7 +87,7 @@ def test_two_hundred_streams(app: Any, engine: Engine) -> None:
 def _load(app: Any, engine: Engine, count: int) -> None:
     rng = random.Random(count)
     leaving = set(rng.sample(range(count), count * 3 // 10))
-    before = engine.snapshot()
+    before, held = engine.snapshot(), _tickets()
 
     async def run() -> list[Visitor]:
         visitors = [
@@ -117,8 +117,13 @@ def _load(app: Any, engine: Engine, count: int) -> None:
     assert ended == count + sum(i % 6 == 5 for i in range(count))  # every output, n counted, ended once
     assert after.finished.get("cancelled", 0) > before.finished.get("cancelled", 0)
     assert after.completion_tokens - before.completion_tokens >= completions
+    assert _tickets() <= held
+
+
+def _tickets() -> set[int]:
+    """All that anything still holds."""
     gc.collect()
-    assert not [held for held in gc.get_objects() if type(held) is Ticket]
+    return {id(one) for one in gc.get_objects() if type(one) is Ticket}
 
 
 def _whole(number: int, visitor: Visitor) -> dict[str, int]:

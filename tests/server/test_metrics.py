@@ -34,7 +34,7 @@ def test_counters_are_the_engines_own(api: Any, server_engine: Engine) -> None:
         ("vllm:prompt_tokens_total", s.prompt_tokens),
         ("constrained_spec_completion_tokens_total", s.completion_tokens),
         ("vllm:generation_tokens_total", s.completion_tokens),
-        ("constrained_spec_rounds_total", s.rounds),
+        ("constrained_spec_rounds_total", s.steps),
         ("constrained_spec_drafts_total", s.drafts),
         ("vllm:spec_decode_num_drafts_total", s.drafts),
         ("vllm:spec_decode_num_draft_tokens_total", s.proposed),
