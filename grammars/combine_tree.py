@@ -240,12 +240,20 @@ def check_boundaries(tree: Tree) -> None:
     positions = Positions()
     _, first, _ = positions.visit(tree)
     leaves, begins = positions.leaves, [first_bytes(leaf) for leaf in positions.leaves]
+    texts = [_only_text(leaf) for leaf in leaves]
     done: set[tuple[int, int]] = set()
     for active in (first, *positions.follow):
         for p in active:
             after = frozenset[int]().union(*(begins[q] for q in positions.follow[p]))
             for q in active if after else ():
-                if (p, q) not in done and _goes_on(leaves[p], leaves[q], begins[p], begins[q], after, p == q):
+                if (p, q) in done:
+                    continue
+                one, other = texts[p], texts[q]
+                if one is not None and other is not None:  # of many tools: every pair of their heads
+                    lost = len(one) < len(other) and other.startswith(one) and other[len(one)] in after
+                else:
+                    lost = _goes_on(leaves[p], leaves[q], begins[p], begins[q], after, p == q)
+                if lost:
                     raise RequestError(
                         f"where {_what(leaves[p])} ends cannot be told: its text, or that of {_what(leaves[q])}, can "
                         "go on with what may follow it",
@@ -253,6 +261,20 @@ def check_boundaries(tree: Tree) -> None:
                         hint="put something unmistakable between the parts, or make them Regex or Choice throughout",
                     )
                 done.add((p, q))
+
+
+def _only_text(leaf: Leaf) -> bytes | None:
+    """The text of a word that has just one, and that not empty."""
+    if not isinstance(leaf, Word) or leaf.automaton is None:
+        return None
+    a, state, text = leaf.automaton, leaf.automaton.initial, bytearray()
+    while not a.accepting[state] and len(text) < a.size:
+        following = a.successors(state)
+        if len(following) != 1:
+            return None
+        text += following
+        state = a.step(state, following[0])
+    return bytes(text) if text and a.accepting[state] and not a.successors(state) else None
 
 
 def _goes_on(

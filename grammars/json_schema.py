@@ -30,6 +30,7 @@ from constrained_spec.grammars.schema_walk import (
     escape,
     nests_deeper,
     subschemas,
+    unfolded_depth,
     with_null,
     without_private_formats,
 )
@@ -44,6 +45,7 @@ MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMA_DEPTH = 200
 MAX_ENUM = 20_000
 MAX_MULTIPLE_OF = 100_000
+MAX_UNFOLDED = 1000  # levels of subschemas, references followed
 
 # Between tokens: a little space, or one line break with indentation. Bounded, so that no model can loop in it.
 FLEXIBLE_WHITESPACE = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
@@ -256,6 +258,10 @@ def _check_valid(schema: Json) -> None:
 
 
 def _check_budget(schema: Json) -> None:
+    depth = unfolded_depth(schema)
+    if depth > MAX_UNFOLDED:  # the engine recurses, and the process would end
+        message = f"followed through its references the schema is {depth} levels deep, the limit is {MAX_UNFOLDED}"
+        raise _too_large("max_unfolded", message, "schema")
     steps: dict[int, str] = {}
     for pointer, node in subschemas(schema):
         values = node.get("enum")

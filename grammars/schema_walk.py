@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
 
 from constrained_spec.grammars.schema_formats import ANNOTATIONS, DEFINED
 
@@ -79,3 +80,40 @@ def nests_deeper(value: object, limit: int) -> bool:
         elif isinstance(node, list | tuple):
             todo += [(x, at + 1) for x in node]
     return False
+
+
+def unfolded_depth(schema: Json) -> int:
+    """How many levels of subschemas lie on top of each other where local references are followed.
+
+    Each target is read once, in declared order: so deep a compiler recurses that follows a reference where it meets it.
+    References by anchor or by URI are not followed.
+    """
+    places = {f"#{pointer}": node for pointer, node in subschemas(schema)}
+    seen: set[str] = set()
+    stack = [(0, _references(schema))]  # levels above a schema, and what it refers to
+    deepest = 0
+    while stack:
+        above, inside = stack[-1]
+        found = next(inside, None)
+        if found is None:
+            stack.pop()
+            continue
+        target, level = found
+        deepest = max(deepest, above + level)
+        if target in places and target not in seen:
+            seen.add(target)
+            stack.append((above + level + 1, _references(places[target])))
+    return deepest
+
+
+def _references(schema: Json) -> Iterator[tuple[str, int]]:
+    """(target, level) of the references in ``schema``, definitions left out: those are read where they are used."""
+    todo: list[tuple[Json, int]] = [(schema, 0)]
+    while todo:
+        node, level = todo.pop()
+        if not isinstance(node, Mapping):
+            continue
+        if isinstance(ref := node.get("$ref"), str):
+            yield unquote(ref), level
+        inner = [(x, level + 1) for at, x in children(node) if not at.startswith(("/$defs/", "/definitions/"))]
+        todo += reversed(inner)

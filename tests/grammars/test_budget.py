@@ -229,3 +229,21 @@ def test_what_cannot_be_sent_is_refused(vocabulary: Vocabulary) -> None:
         compile_guarded(JsonSchema({"const": object()}), vocabulary)
     with pytest.raises(RequestError):
         compile_guarded(lambda: None, vocabulary)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("through", ["properties", "reference"])
+def test_a_long_chain_of_references_is_refused(through: str, vocabulary: Vocabulary) -> None:
+    """The engine recurses along it until the process ends."""
+
+    def chain(n: int) -> dict[str, object]:
+        def link(i: int) -> object:
+            ref = {"$ref": f"#/$defs/d{i + 1}"}
+            return {"type": "object", "properties": {"a": ref}} if through == "properties" else ref
+
+        return {"$ref": "#/$defs/d0", "$defs": {**{f"d{i}": link(i) for i in range(n)}, f"d{n}": {"type": "integer"}}}
+
+    with pytest.raises(GrammarBudgetError, match="levels deep"):
+        compile_constraint(JsonSchema(chain(5000)), vocabulary)
+    assert compile_constraint(JsonSchema(chain(200)), vocabulary).matcher() is not None
+    recursive = {"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"t": {"$ref": "#/$defs/t"}}}}}
+    assert compile_constraint(JsonSchema(recursive), vocabulary).matcher() is not None

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -184,3 +185,24 @@ def test_a_schema_that_cannot_be_enforced_is_refused(vocabulary: Vocabulary) -> 
     with pytest.raises(UnsupportedSchemaError) as caught:
         compile_constraint(ToolCalls(({"name": "f", "parameters": schema},)), vocabulary)
     assert caught.value.pointer == "/properties/a" or "/properties/a" in str(caught.value)
+
+
+def test_the_heads_of_many_tools_are_not_compared_automaton_by_automaton(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 tools compile; the work grows with their number, not with its square."""
+    from constrained_spec.grammars import combine_tree
+
+    counted = 0
+    compare = combine_tree._goes_on
+
+    def counting(*args: Any) -> bool:
+        nonlocal counted
+        counted += 1
+        return compare(*args)
+
+    monkeypatch.setattr(combine_tree, "_goes_on", counting)
+    tools = [{"name": f"tool_{i}", "parameters": {"type": "object", "additionalProperties": False}} for i in range(128)]
+    grammar = compile_constraint(ToolCalls(tuple(tools), "auto", True, "hermes"), vocabulary)
+    assert grammar.matcher() is not None
+    assert counted < 20 * 128
