@@ -113,9 +113,14 @@ def test_the_systemd_unit_names_flags_that_exist_and_waits_for_open_requests() -
 
 
 @pytest.mark.model
-def test_the_library_example_of_the_readme() -> None:
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    done = run(["-c", code])
+def test_the_library_examples_of_the_readme() -> None:
+    """The second goes on where the first ends. (Clients of the server have their own test.)"""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first, second = [block for block in blocks if "openai" not in block]
+    done = run(["-c", f"{first}\nprint('----')\n{second}\nprint(people)"])
     assert done.returncode == 0, done.stderr
-    assert "Ada" in done.stdout
-    assert "age=36" in done.stdout
+    one, _, many = done.stdout.partition("----")
+    assert "Ada" in one
+    assert "age=36" in one
+    assert many.count("Person(") == 3
+    assert "forced" in many

@@ -150,7 +150,7 @@ def test_memory_that_runs_out_is_typed(vocabulary: Vocabulary) -> None:
     try:
         for constraint in (Regex("(a|b)*a(a|b){13}"), JsonSchema({"multipleOf": 99_991})):
             with pytest.raises(GrammarBudgetError) as caught:
-                worker.check(constraint, vocabulary, Budget(memory_bytes=1 << 20), "any")
+                worker.check(constraint, vocabulary, Budget(memory_bytes=1 << 20, compile_seconds=300), "any")
             assert caught.value.limit == "memory_bytes"
         worker.check(Regex("(a|b)*a(a|b){13}"), vocabulary, DEFAULT, "any")
     finally:
