@@ -18,6 +18,7 @@ from constrained_spec.api.request import Options, Request
 from constrained_spec.api.result import Piece, Result, SpeculationReport, Target, Timing, Usage
 from constrained_spec.api.ticket import Ticket
 from constrained_spec.backends.load import load_model
+from constrained_spec.backends.process import release_team
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.coins import Coins
 from constrained_spec.config import APPROXIMATE
@@ -302,6 +303,7 @@ class Engine:
         )  # fmt: skip
         # The ticket holds the engine, so that one nobody else holds lives until its requests are over.
         ticket.bind(job, partial(self._result, request, grammar), self._cancel)
+        release_team()
         self._worker.submit(job)
         return ticket
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from constrained_spec.backends import products, transformers
 from constrained_spec.backends.base import Block
-from constrained_spec.backends.process import set_threads
+from constrained_spec.backends.process import release_team, set_threads
 from constrained_spec.backends.products import Dense, Int8, Maker, Packed, fastest
 from constrained_spec.backends.tables import Blocks, Plain, narrowest
 from constrained_spec.backends.transformers import TransformersModel
@@ -231,3 +232,13 @@ def test_int8_is_another_target(build_tiny: Build, tiny_tokenizer: PreTrainedTok
     assert ours.memory()["weights"] < float_.memory()["weights"] / 2
     with pytest.raises(ConfigError, match="int4"):
         specialised(build_tiny("llama"), tiny_tokenizer, quantize="int4")
+
+
+def test_a_thread_can_give_its_helpers_back_and_go_on() -> None:
+    x = torch.randn(300, 300)
+    want = x @ x
+    for _ in range(3):
+        given = release_team()
+        assert torch.equal(x @ x, want)
+    maps = Path("/proc/self/maps")
+    assert given == (maps.is_file() and any(name in maps.read_text() for name in ("/libgomp", "/libomp")))
