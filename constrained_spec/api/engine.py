@@ -104,6 +104,7 @@ class Engine:
         self._finalizer = weakref.finalize(self, self._worker.close, drain=False)
         if check:
             self._check()
+        release_team()  # this thread loaded the model; another one will run it
 
     @classmethod
     def load(
