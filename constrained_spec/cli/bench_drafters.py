@@ -61,7 +61,10 @@ def drafters(
     threads: int | None = typer.Option(None, help="Pin torch's threads."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """A table per suite and drafter: tokens per pass, acceptance by position, draft cost, speed-up."""
+    """A table per suite and drafter: tokens per pass, acceptance by position, draft cost, speed-up.
+
+    Each drafts up to gamma in every round, but auto as much as pays.
+    """
     with exit_codes():
         unknown = [s for s in suite if s not in SUITES]
         if unknown:
@@ -130,6 +133,9 @@ def _run(engine: Engine, task: Task, name: str, options: Options) -> tuple[Resul
         own["prediction"] = task.prediction
     if name == "none":
         own["gamma"] = 0
+    else:
+        # Each source for itself shows all that it has; the policy also decides when not to draft.
+        own["speculation"] = "auto" if name == "auto" else "fixed"
     if name == "tree" and "temperature" not in options:
         own["verifier"] = "tree"
     start = time.perf_counter()
