@@ -240,8 +240,8 @@ def test_rounds_come_with_the_tokens_they_committed() -> None:
             "first": 0,
             "places": [
                 {
-                    "draft": 72, "draft_text": "H", "source": "ngram", "p": 0.5, "q": None, "coin": 0.25, "accepted": True,
-                    "legal": 7,
+                    "draft": 72, "draft_text": "H", "source": "ngram", "p": 0.5, "q": None, "coin": 0.25,
+                    "accepted": True, "legal": 7,
                     "top": [[65, 0.5, "A"]], "token": 72,
                 }
             ],
