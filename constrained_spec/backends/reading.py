@@ -120,9 +120,8 @@ class Attention:
         for kind in self._kinds:
             window = self._window if kind == SLIDING else None
             low = 0 if window is None else max(0, min(starts[i] for i in short) - window + 1)
-            # Padding, and slots that take no part, see one key, so that no softmax row is empty.
+            # Padding, and slots that take no part, see nothing: what is computed there is never read.
             visible = torch.zeros(last - first + 1, width, high - low, dtype=torch.bool, device=self._device)
-            visible[:, :, 0] = True
             for i in short:
                 seen = self._visible(blocks[i], starts[i], own[i], window, low, high)
                 visible[blocks[i].slot - first, : len(own[i])] = seen

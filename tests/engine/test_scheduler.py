@@ -235,10 +235,13 @@ def test_a_preempted_request_goes_on_without_repeating_anything(constraint: str,
     low, heard = job_of(model, CONSTRAINTS[constraint], PROMPT, drafter=drafter, gamma=2, **sampled)
     alone = solo(CONSTRAINTS[constraint], PROMPT, **sampled)
     scheduler.add(low)
-    rounds = 0
+    rounds = followers = 0
     while not heard.over.is_set():
         scheduler.step()
         rounds += 1
+        assert low.sequence is not None
+        followers = followers or len(low.sequence.lagging)
+        assert len(low.sequence.lagging) in (2, followers)  # those of a closed drafter are gone
         if not heard.over.is_set():
             high, told = job_of(model, None, [40 + rounds], max_tokens=2, ignore_eos=True, priority=1)
             scheduler.add(high)
@@ -277,6 +280,75 @@ def test_a_processor_that_raises_fails_its_own_request() -> None:
     for (_, listener), constraint in zip(good, CONSTRAINTS.values(), strict=True):
         assert listener.tokens == solo(constraint, PROMPT).tokens
     assert scheduler.snapshot().finished["error"] == 1
+
+
+def test_a_failed_step_takes_back_the_pieces_of_prompts_that_it_wrote() -> None:
+    model = toy(2, 300)
+    scheduler = scheduler_of(model, prefill_chunk=16)
+    bad, heard = job_of(model, None, [40], ignore_eos=True, processors=(Raises(2),), stop=())
+    long, told = job_of(model, None, [10 + i % 50 for i in range(150)], max_tokens=6, ignore_eos=True, stop=())
+    run(scheduler, bad, long)
+    assert isinstance(heard.error, RequestError)
+    assert told.tokens == solo(None, long.prompt, max_tokens=6, ignore_eos=True, stop=(), capacity=300).tokens
+
+
+class BreaksAtCommit(NgramDrafter):
+    """Follows its sequence with something that cannot."""
+
+    name = "breaks-at-commit"
+
+    def open(self, sequence: Sequence) -> None:
+        class Follower:
+            def mark(self) -> int:
+                return 0
+
+            def advance(self, token: int) -> None:
+                raise ArithmeticError("cannot follow")
+
+            def rollback(self, mark: int) -> None:
+                pass
+
+            def fingerprint(self) -> bytes:
+                return b""
+
+        super().open(sequence)
+        sequence.follow(Follower())
+
+
+def test_a_commit_that_breaks_fails_its_own_row_and_no_committed_one() -> None:
+    model = toy(3)
+    jobs = [
+        job_of(model, CONSTRAINTS["regex"], [10 + i], drafter=BreaksAtCommit() if i == 1 else None) for i in range(3)
+    ]
+    run(scheduler_of(model), *(job for job, _ in jobs))
+    for i, (_, listener) in enumerate(jobs):
+        if i == 1:
+            assert isinstance(listener.error, EngineError)
+            assert not listener.events
+        else:
+            assert listener.tokens == solo(CONSTRAINTS["regex"], [10 + i]).tokens
+    assert scheduler_of(model).free_slots == 3
+
+
+def test_a_prediction_is_followed_on_after_a_preemption() -> None:
+    model = toy(1)
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "stop": (), "presence_penalty": 0.0}
+    alone = solo(None, PROMPT, **options)
+    spelled = model.vocabulary.bytes_of(alone.tokens)
+    rounds = []
+    for preempted in (False, True):
+        job, heard = job_of(model, None, PROMPT, drafter=PredictionDrafter(spelled), gamma=16, **options)
+        scheduler = scheduler_of(model)
+        scheduler.add(job)
+        for step in range(100):
+            if heard.over.is_set():
+                break
+            if preempted and step == 3:
+                scheduler.preempt(job)
+            scheduler.step()
+        assert heard.tokens == alone.tokens
+        rounds.append(len(heard.events))
+    assert rounds[1] <= rounds[0] + 2
 
 
 class Poisoned(ToyModel):
