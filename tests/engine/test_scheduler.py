@@ -337,7 +337,8 @@ def test_a_prediction_is_followed_on_after_a_preemption() -> None:
     spelled = model.vocabulary.bytes_of(alone.tokens)
     rounds = []
     for preempted in (False, True):
-        job, heard = job_of(model, None, PROMPT, drafter=PredictionDrafter(spelled), gamma=16, **options)
+        drafter = PredictionDrafter(spelled)
+        job, heard = job_of(model, None, PROMPT, drafter=drafter, gamma=16, **options)
         scheduler = scheduler_of(model)
         scheduler.add(job)
         for step in range(100):
@@ -345,6 +346,12 @@ def test_a_prediction_is_followed_on_after_a_preemption() -> None:
                 break
             if preempted and step == 3:
                 scheduler.preempt(job)
+                assert job.sequence is not None
+                drafter.open(job.sequence)
+                place = drafter._alignments[id(job.sequence)].place
+                assert place.at == len(model.vocabulary.bytes_of(job.sequence.output))
+                drafter.close(job.sequence)
+                job.sequence.forget_followers()
             scheduler.step()
         assert heard.tokens == alone.tokens
         rounds.append(len(heard.events))
