@@ -287,4 +287,4 @@ def test_many_references_to_one_schema_are_no_deep_nest() -> None:
     deep = {"$ref": "#/$defs/d0", "not": {"maxItems": 0}, "$defs": {**chain, "d999": {"type": "null"}}}
     with pytest.raises(GrammarBudgetError) as caught:
         compiled(deep)
-    assert caught.value.limit == "max_schema_depth"
+    assert caught.value.limit == "max_unfolded"
