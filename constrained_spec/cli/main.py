@@ -47,12 +47,10 @@ def _load(name: str) -> Any:
         if name not in EXTRAS or (error.name or "").startswith("constrained_spec"):
             raise
         return _missing(name, error.name)
-    own = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        own = found
-    else:
-        own.command(name)(found)
-    command = get_command(own)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        found.command(name)(function)
+    command = get_command(found)
     command.name = name
     return command
 

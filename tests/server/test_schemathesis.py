@@ -21,6 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.server.visitor import without_life
+
 POSTS = (
     "/v1/chat/completions", "/v1/completions", "/completion", "/v1/fim/completions", "/infill", "/v1/responses",
     "/tokenize", "/detokenize",
@@ -35,21 +37,7 @@ SHAPE = [
 def document(make_api: Callable[..., Any]) -> Any:
     # Schemathesis calls the app by a name of its own; a prompt of the tiny model rarely finds an end by itself.
     api = make_api(insecure=True, request_timeout=0.2, compile_seconds=2)
-    return schemathesis.openapi.from_asgi("/openapi.json", _without_life(api.app))
-
-
-def _without_life(app: Any) -> Any:
-    """Its test client starts and closes an app for each call; the engine behind this one is shared."""
-
-    async def call(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "lifespan":
-            await app(scope, receive, send)
-            return
-        for end in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{end}.complete"})
-
-    return call
+    return schemathesis.openapi.from_asgi("/openapi.json", without_life(api.app))
 
 
 def _fuzz(operation: Any, mode: GenerationMode, count: int) -> None:

@@ -76,3 +76,17 @@ async def until(ready: Callable[[], bool]) -> None:
     with anyio.fail_after(HANG):
         while not ready():
             await anyio.sleep(0.002)
+
+
+def without_life(app: Any) -> Any:
+    """Its test client starts and closes an app for each call; the engine behind this one is shared."""
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        for end in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{end}.complete"})
+
+    return call
