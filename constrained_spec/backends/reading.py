@@ -18,6 +18,8 @@ from constrained_spec.backends.slots import SLIDING, SlotCache, SlotLayer, own_p
 SHORT = 32  # tokens of a block that may be read together with others
 FEW = 3  # blocks, below which one call for all of them costs more than a call each
 BUCKET = 64  # keys that a row-wise query reads: its end is rounded up to a multiple
+TILES = (2, 4, 8, 16)  # queries that are computed together, where that leaves each as it is alone
+_FOLDED = 4  # rows below which the matrix kernels of some libraries add up in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Attention:
         self._groups = heads // kv_heads
         self._window = window
         self._row_wise = row_wise
+        self._tiles = _exact_tiles(layer, heads // kv_heads) if row_wise else ()
 
     # ---- planning -------------------------------------------------------------------------------------------------
 
@@ -140,7 +143,14 @@ class Attention:
             return low, end, mask.repeat(self._groups, 1)[None, None]
         low, high = low // BUCKET * BUCKET, min(self._capacity, -(-end // BUCKET) * BUCKET)
         mask = self._additive(self._visible(block, start, own, window, low, high))
-        return low, high, mask[:, None, None, :].expand(n, 1, self._groups, -1)
+        tile, count = self._tiling(n)
+        mask = nn.functional.pad(mask, (0, 0, 0, tile * count - n)).view(count, 1, 1, tile, high - low)
+        return low, high, mask.expand(-1, -1, self._groups, -1, -1).reshape(count, 1, self._groups * tile, high - low)
+
+    def _tiling(self, n: int) -> tuple[int, int]:
+        """(queries of a tile, tiles) for n queries."""
+        tile = next((t for t in self._tiles if t >= n), self._tiles[-1])
+        return tile, -(-n // tile)
 
     def _visible(self, block: Block, start: int, own: list[int], window: int | None, low: int, high: int) -> Tensor:
         """Which keys low … high each query of a block sees, [n, high - low]."""
@@ -179,11 +189,23 @@ class Attention:
         """Attention of n queries [n, heads, dim] over keys and values [2, 1, kv heads, K, dim], into ``out``."""
         n = len(query)
         if self._row_wise:
-            # [n, kv heads, groups, dim]: the batch is the queries, and all share the keys.
-            folded = query.unflatten(1, (self._kv_heads, self._groups))
-            both = both.expand(-1, n, -1, -1, -1)
-            got = nn.functional.scaled_dot_product_attention(folded, both[0], both[1], attn_mask=mask)
-            out.copy_(got.reshape(n, self._heads, self._dim))
+            tile, count = self._tiling(n)
+            # [tiles, kv heads, groups * tile, dim]: the batch is the tiles, and all share the keys. What fills a tile
+            # up is never read.
+            if n == 1:
+                filled = query.expand(tile, -1, -1)
+            else:
+                filled = query if n == tile * count else nn.functional.pad(query, (0, 0, 0, 0, 0, tile * count - n))
+            folded = filled.view(count, tile, self._kv_heads, self._groups, self._dim).permute(0, 2, 3, 1, 4)
+            both = both.expand(-1, count, -1, -1, -1)
+            got = nn.functional.scaled_dot_product_attention(
+                folded.reshape(count, self._kv_heads, -1, self._dim), both[0], both[1], attn_mask=mask
+            )
+            got = got.view(count, self._kv_heads, self._groups, tile, self._dim)
+            if count == 1:
+                out.unflatten(1, (self._kv_heads, self._groups)).copy_(got[0, :, :, :n].permute(2, 0, 1, 3))
+            else:
+                out.copy_(got.permute(0, 3, 1, 2, 4).reshape(-1, self._heads, self._dim)[:n])
             return
         # [1, kv heads, groups * n, dim]: query head h belongs to key head h // groups.
         folded = query.transpose(0, 1).reshape(1, self._kv_heads, self._groups * n, self._dim)
@@ -200,3 +222,33 @@ class Attention:
         folded = query.view(count, self._kv_heads, self._groups * t.width, self._dim)
         got = nn.functional.scaled_dot_product_attention(folded, both[:, 0], both[:, 1], attn_mask=mask)
         out[t.rows] = got.reshape(count, self._heads, t.width, self._dim)[t.owners, :, t.columns]
+
+
+def _exact_tiles(layer: Tensor, groups: int) -> tuple[int, ...]:
+    """Tile sizes that give a query the same result to the last bit, in whatever tile and place it is; (1,) if none do.
+
+    ``layer`` [slots, 2, kv heads, capacity, dim] gives shape, type and device. A kernel sums over keys and features in
+    an order that hangs on shapes, never on values: so it is tried once, with random ones.
+    """
+    _, _, kv_heads, capacity, dim = layer.shape
+    tiles = [t for t in TILES if groups * t >= _FOLDED]
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(layer.device, layer.dtype)
+
+    alone = random(kv_heads, groups, 1, dim)
+    with torch.inference_mode():
+        for keys in sorted({min(capacity, n) for n in (BUCKET, 5 * BUCKET, 9 * BUCKET, capacity)}):
+            key, value = random(2, 1, kv_heads, keys, dim)
+            seen = []
+            for tile in tiles:
+                for place in {0, tile // 2, tile - 1}:
+                    query = random(1, kv_heads, groups, tile, dim)
+                    query[0, :, :, place : place + 1] = alone
+                    mask = torch.zeros(1, 1, groups * tile, keys, dtype=layer.dtype, device=layer.device)
+                    got = nn.functional.scaled_dot_product_attention(query.flatten(2, 3), key, value, attn_mask=mask)
+                    seen.append(got.unflatten(2, (groups, tile))[0, :, :, place])
+            if not all(torch.equal(s, seen[0]) for s in seen):
+                return (1,)
+    return tuple(tiles)

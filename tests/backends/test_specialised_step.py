@@ -6,13 +6,14 @@ import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from constrained_spec.backends import products, transformers
+from constrained_spec.backends import products, reading, transformers
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.process import release_team, set_threads
 from constrained_spec.backends.products import Dense, Int8, Maker, Packed, fastest
@@ -222,6 +223,29 @@ def test_int8_blocks_equal_single_steps_to_the_last_bit(
     ours.set_length(0, 20)
     got = ours.score([Block(1, ids[:13], want=1), Block(0, ids[20:25], want=5)])
     assert torch.equal(got[1:], single[:5])
+
+
+def test_queries_share_a_tile_only_where_that_changes_no_bit(
+    build_tiny: Build, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel whose rows depend on how many there are is noticed at load, and each query is computed alone."""
+    layer = torch.empty(1, 2, 2, 192, 16)
+    usual = reading.nn.functional.scaled_dot_product_attention
+    assert set(reading._exact_tiles(layer, 3)) <= {*reading.TILES, 1}
+
+    def unsteady(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        return usual(query, *rest, **options) * (1 + query.shape[2] * 1e-6)
+
+    monkeypatch.setattr(reading.nn.functional, "scaled_dot_product_attention", unsteady)
+    assert reading._exact_tiles(layer, 3) == (1,)
+    # Whatever the tiles, a block of any length equals its single steps.
+    ours = specialised(build_tiny("llama"), tiny_tokenizer, quantize="int8")
+    for n in (2, 3, 5, 9, 17):
+        ids = [7 + i * 5 % 90 for i in range(n)]
+        ours.set_length(0, 0)
+        block = ours.score([Block(0, ids, want=n)])
+        ours.set_length(0, 0)
+        assert torch.equal(torch.cat([ours.score([Block(0, [i], want=1)]) for i in ids]), block)
 
 
 def test_int8_is_another_target(build_tiny: Build, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
