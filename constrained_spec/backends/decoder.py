@@ -22,8 +22,9 @@ from transformers import PreTrainedModel
 
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.features import FeatureStore
+from constrained_spec.backends.graphs import Read, StaticStep
 from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product, gated
-from constrained_spec.backends.reading import Attention, Plan
+from constrained_spec.backends.reading import Attention
 from constrained_spec.backends.slots import SlotCache, SlotLayer
 from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
 from constrained_spec.errors import RequestError
@@ -115,9 +116,12 @@ class Layer:
 class Decoder:
     """Weights and forward. Holds no per-sequence state: keys, values and lengths are the cache's."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, make: Maker | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, make: Maker | None = None, *, static: bool | None = None
+    ) -> None:
         """With ``make`` the model's weights are taken over, layer by layer, and it cannot run any more; without, this
-        is a trial on the weights where they are.
+        is a trial on the weights where they are. ``static`` runs short blocks in fixed shapes, on CUDA as graphs; None
+        where that pays: on CUDA. On a CPU a block costs by its rows. A trial and int8 never do.
         """
         config = model.config
         self._cache = cache
@@ -130,14 +134,20 @@ class Decoder:
         self._dtype: torch.dtype = model.dtype
         self._device: torch.device = model.device
         self._vocabulary: int = model.lm_head.weight.shape[0]
+        self._hidden: int = config.hidden_size
+        self._window: int | None = getattr(config, "sliding_window", None)
         self._rotation = _rotation(model, cache.capacity, self._dim)
         self._head_order = _interleaved(self._heads + self._kv_heads, self._kv_heads, self._dim)
         self._attention = Attention(
             cache, self._heads, self._kv_heads, self._dim,
-            window=getattr(config, "sliding_window", None),
+            window=self._window,
             # Rows of a quantised block must not depend on the block, so each query gets an attention of its own.
             row_wise=make is Int8,
         )  # fmt: skip
+        self.static: StaticStep | None = None
+        # A graph keeps the addresses of the weights, and a trial's pass; a quantised row must not depend on the shape.
+        if make not in (None, Int8) and (self._device.type == "cuda" if static is None else static):
+            self.static = self.static_step()
         self._norm: Tensor = model.model.norm.weight.detach()
         embedding: nn.Embedding = model.model.embed_tokens
         head: nn.Linear = model.lm_head
@@ -200,25 +210,41 @@ class Decoder:
 
     def _rows(self, blocks: Sequence[Block], starts: Sequence[int], depth: int | None = None) -> Tensor:
         """Final hidden states [sum of want, hidden] of one forward, or those after the first ``depth`` layers."""
+        if self.static is not None and depth is None:
+            states = self.static.run(self._states, blocks, starts, self.store)
+            if states is not None:
+                return states
         ids = torch.tensor([t for b in blocks for t in b.tokens], device=self._device)
         plan = self._attention.plan(blocks, starts)
-        rotation = self._rotation[plan.positions]
-        x: Tensor = self._table(ids)
-        width = (x.shape[1],)
-        for layer in itertools.islice(self.layers, depth):
-            attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, plan)
-            x = layer.out.onto(attended, x)
-            x = layer.mlp.onto(_rms(x, width, layer.mlp_norm, self._epsilon), x)
+        x = self._through(ids, plan.positions, lambda slots, qkv: self._attention.read(slots, qkv, plan), depth)
         if self.store is not None and depth is None:
             # Row by row the same as the norm of the wanted rows alone.
-            x = _rms(x, width, self._norm, self._epsilon)
+            x = self._normed(x)
             for block, start, rows in zip(blocks, starts, plan.rows, strict=True):
                 self.store.write(block.slot, start, x[rows])
         last = [x[rows.stop - b.want : rows.stop] for b, rows in zip(blocks, plan.rows, strict=True)]
         wanted = torch.cat(last) if len(last) > 1 else last[0]
-        return wanted if self.store is not None and depth is None else _rms(wanted, width, self._norm, self._epsilon)
+        return wanted if self.store is not None and depth is None else self._normed(wanted)
 
-    def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, plan: Plan) -> Tensor:
+    def _states(self, ids: Tensor, positions: Tensor, read: Read) -> Tensor:
+        """Final states [N, hidden] of ids [N] at positions [N]."""
+        return self._normed(self._through(ids, positions, read))
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return _rms(x, (self._hidden,), self._norm, self._epsilon)
+
+    def _through(self, ids: Tensor, positions: Tensor | list[int], read: Read, depth: int | None = None) -> Tensor:
+        """States [N, hidden] behind the first ``depth`` layers, or all, of ids [N] at positions [N]."""
+        rotation = self._rotation[positions]
+        x: Tensor = self._table(ids)
+        width = (self._hidden,)
+        for layer in itertools.islice(self.layers, depth):
+            attended = self._attend(layer, _rms(x, width, layer.norm, self._epsilon), rotation, read)
+            x = layer.out.onto(attended, x)
+            x = layer.mlp.onto(_rms(x, width, layer.mlp_norm, self._epsilon), x)
+        return x
+
+    def _attend(self, layer: Layer, x: Tensor, rotation: Tensor, read: Read) -> Tensor:
         """x [N, hidden] -> [N, heads * head_dim]; writes keys and values."""
         turning = self._heads + self._kv_heads
         qkv = layer.qkv(x).view(len(x), turning + self._kv_heads, self._dim)
@@ -226,7 +252,11 @@ class Decoder:
             for part, norm in zip((slice(0, self._heads), slice(self._heads, turning)), layer.head_norms, strict=True):
                 qkv[:, part] = _rms(qkv[:, part], (self._dim,), norm, self._epsilon)
         _rotate(qkv[:, :turning], rotation)
-        return self._attention.read(layer.slots, qkv, plan).flatten(1)
+        return read(layer.slots, qkv).flatten(1)
+
+    def static_step(self) -> StaticStep:
+        """A step of fixed shapes over this decoder's slots, for ``static``."""
+        return StaticStep(self._cache, self._heads, self._kv_heads, self._dim, self._hidden, window=self._window)
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +280,8 @@ class Decoder:
         return self._head_table(ids)
 
     def nbytes(self) -> int:
-        tail = self._head.nbytes() + self._norm.nbytes + self._rotation.nbytes
+        static = 0 if self.static is None else self.static.nbytes()
+        tail = self._head.nbytes() + self._norm.nbytes + self._rotation.nbytes + static
         table = 0 if self.tied and isinstance(self._head, Dense) else self._table.nbytes()
         return sum(layer.nbytes() for layer in self.layers) + tail + table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class StepPath:
     """How a model's steps are computed, and how far that is from the model's own forward."""
 
     specialised: bool
-    detail: str  # the product that was chosen, or why the stock forward runs
+    detail: str  # the product that was chosen, and what runs as CUDA graphs; or why the stock forward runs
     drift: float  # largest difference of a logit from the plain forward's, on the check input
 
 
@@ -107,14 +107,14 @@ class TransformersModel:
         self.numerics = str(self.dtype).removeprefix("torch.") if quantize is None else quantize
         if reason:
             drift = self._drift(self.score, plain, ids)
-            self.path = StepPath(False, reason, drift)
+            self._path = StepPath(False, reason, drift)
         else:
             detail = f"{quantize} weights, int8 inputs with a scale per row, int32 sums"
             if make is None:
                 make, detail = fastest(model.model.layers[0].mlp.gate_proj.weight.detach())
             self._decoder, self.model = Decoder(model, self._cache, make), None
             drift = self._drift(self.score, plain, ids)
-            self.path = StepPath(True, detail, drift)
+            self._path = StepPath(True, detail, drift)
         if quantize is None and not self._tolerable(drift, plain):
             raise ModelError(
                 f"{name} cannot run in KV slots: its logits there differ by {drift:.3g} from its own forward's",
@@ -344,6 +344,7 @@ class TransformersModel:
 
     def release(self) -> None:
         """Give weights, keys and values back; slot lengths remain. From now on ``score`` raises ``ModelError``."""
+        self._path = self.path
         self.model = self._decoder = self._store = None
         self._cache.release()
 
@@ -358,6 +359,12 @@ class TransformersModel:
         tensors = (*self.model.parameters(), *self.model.buffers())
         weights = {t.data_ptr(): t.nbytes for t in tensors}
         return {"weights": sum(weights.values()), "kv": kv}
+
+    @property
+    def path(self) -> StepPath:
+        """How steps are computed as of now: a graph is captured when it is first needed, and that may fail."""
+        static = None if self._decoder is None else self._decoder.static
+        return self._path if static is None else replace(self._path, detail=f"{self._path.detail}; {static.note}")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by transformers' name, in the order of the digest, whatever layout it is held in."""
@@ -390,7 +397,8 @@ class TransformersModel:
         return float((ours - plain[:n]).abs().max())
 
     def _tolerable(self, drift: float, plain: Tensor) -> bool:
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2
+        # Eight bits round so coarsely that the model's own forward is further from float32 than that.
+        tolerance = {torch.float16: 5e-2, torch.bfloat16: 1e-1}.get(self.dtype, 1e-3)
         return drift <= tolerance * max(1.0, float(plain.abs().max()))  # a NaN is not
 
 
