@@ -19,7 +19,7 @@ from constrained_spec.errors import ConstrainedSpecError
 
 train = typer.Typer(help="Train a drafter on the target's own answers.", no_args_is_help=True)
 
-_SLOTS = 16  # answers sampled at a time
+_SLOTS = 32  # answers sampled at a time
 _CAPACITY = 768
 _SHOWN_EVERY = 0.1  # of a stage, where there is no terminal for a bar
 

@@ -8,7 +8,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,13 @@ from constrained_spec.grammars.compile import compile_constraint
 from constrained_spec.grammars.output_types import to_constraint
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
-from constrained_spec.training.prompts import Task, tasks
+from constrained_spec.training.prompts import TURN, Task, tasks
 
 WARM = 0.8  # temperature of every second answer; the others are greedy
 SHARD = 48  # answers in one file
 _GAMMA = 6
+_REQUEST = 96  # tokens of a request that the model writes itself, at most
+_MARK = "MARK"
 _CHUNK = 500  # tasks made at a time
 
 Progress = Callable[[int, int], None]  # tokens sampled, tokens wanted
@@ -46,7 +49,7 @@ class Sample:
     """One answer. Row i of ``features`` is the target's final state after token i; the last token has none."""
 
     kind: str
-    prompt: int  # number of prompt tokens
+    prompt: int  # number of tokens that are not the target's own
     tokens: Tensor  # [n] int64
     features: Tensor  # [n - 1, hidden] float16
     masks: Tensor | None  # [n - prompt, words] int32: legal ids at each output place; None for free text
@@ -59,6 +62,7 @@ class Sample:
 @dataclass(slots=True)
 class _Open:
     row: Row
+    number: int
     task: Task
     grammar: Grammar | None
 
@@ -73,6 +77,9 @@ class Sampler:
         ngram = NgramDrafter()
         self._drafter: Drafter = MixtureDrafter([ForcedDrafter(ngram), ngram])
         model.keep_features()
+        # The user's turn, opened: what stands in front of the text of any one.
+        asked = model.tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+        self._turn = model.encode(str(asked).partition(_MARK)[0])
 
     def answers(self, todo: Iterator[tuple[int, Task]]) -> Iterator[Sample]:
         """Samples in the order in which they end. A task that has a dead end or does not fit is left out."""
@@ -97,23 +104,36 @@ class Sampler:
                 if not failed and not s.finished:
                     going.append(started)
                     continue
-                if not failed:
-                    yield self._harvest(started)
                 if started.row.drafter is not None:
                     started.row.drafter.close(s)
-                free.append(s.slot)
+                answer = None
+                if not failed and started.task.messages:
+                    yield self._harvest(started)
+                elif not failed:
+                    answer = self._start(
+                        started.number, self._with_request(started), s.slot, s.history.tokens[: s.kv.length]
+                    )
+                if answer is None:
+                    free.append(s.slot)
+                else:
+                    going.append(answer)
             live = going
 
-    def _start(self, number: int, task: Task, slot: int) -> _Open | None:
-        prompt = self._model.chat_prompt(task.messages)
+    def _start(self, number: int, task: Task, slot: int, known: Seq[int] = ()) -> _Open | None:
+        """``known``: the tokens that the slot holds."""
+        writes = not task.messages  # the request, to begin with
+        prompt = self._turn if writes else self._model.chat_prompt(task.messages)
         if len(prompt) + task.max_tokens > self._model.capacity:
             return None
-        constraint = to_constraint(task.schema)
+        constraint = to_constraint(task.output_type)
         grammar = None if constraint is None else compile_constraint(constraint, self._model.vocabulary)
-        self._model.set_length(slot, 0)
+        shared = next((i for i, pair in enumerate(zip(prompt[:-1], known, strict=False)) if pair[0] != pair[1]), None)
+        self._model.set_length(slot, min(len(known), len(prompt) - 1) if shared is None else shared)
         sequence = Sequence(
             prompt=prompt,
-            sampling=Sampling(max_tokens=task.max_tokens, temperature=0.0 if (number // 5) % 2 else WARM),
+            sampling=Sampling(max_tokens=_REQUEST, temperature=1.0, top_p=0.95)
+            if writes
+            else Sampling(max_tokens=task.max_tokens, temperature=0.0 if (number // TURN) % 2 else WARM),
             coins=Coins(self._seed * 1_000_003 + number),
             vocabulary=self._model.vocabulary,
             target=self._model,
@@ -122,10 +142,15 @@ class Sampler:
             matcher=None if grammar is None else grammar.matcher(),
         )
         # Copied drafts pay where text is repeated, and only there.
-        drafter = None if task.kind == "chat" else self._drafter
+        drafter = None if task.kind in ("chat", "own") else self._drafter
         if drafter is not None:
             drafter.open(sequence)
-        return _Open(Row(sequence, drafter, _GAMMA, "coupling"), task, grammar)
+        return _Open(Row(sequence, drafter, _GAMMA, "coupling"), number, task, grammar)
+
+    def _with_request(self, started: _Open) -> Task:
+        """The task whose request the model has just written."""
+        text = started.row.sequence.text.text.strip()
+        return replace(started.task, messages=({"role": "user", "content": text or "Hello"},))
 
     def _harvest(self, started: _Open) -> Sample:
         s = started.row.sequence
@@ -140,7 +165,9 @@ class Sampler:
                 matcher.advance(token)
             masks = torch.from_numpy(rows)
         tokens = torch.tensor(s.history.tokens)
-        return Sample(started.task.kind, s.history.prompt_length, tokens, features.to(torch.float16).cpu(), masks)
+        # A request that the model wrote is its own text too.
+        prompt = len(self._turn) if started.task.kind == "own" else s.history.prompt_length
+        return Sample(started.task.kind, prompt, tokens, features.to(torch.float16).cpu(), masks)
 
 
 def collect(

@@ -20,7 +20,7 @@ from constrained_spec.grammars.compile import compile_constraint
 from constrained_spec.grammars.output_types import to_constraint
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
-from constrained_spec.training.prompts import Task, tasks
+from constrained_spec.training.prompts import TURN, Task, tasks
 
 HELD_OUT_SEED = 990_001  # no training set is made from this one
 
@@ -110,7 +110,9 @@ def _named(temperature: float) -> str:
 
 def _held_out(per_kind: int, seed: int) -> dict[str, list[Task]]:
     found: dict[str, list[Task]] = {}
-    for task in tasks(seed, per_kind * 5):
+    for task in tasks(seed, per_kind * TURN):
+        if not task.messages:
+            continue
         mine = found.setdefault(task.kind, [])
         if len(mine) < per_kind:
             mine.append(task)
@@ -130,7 +132,7 @@ def _answer(
     prompt = model.chat_prompt(task.messages)
     if len(prompt) + task.max_tokens > model.capacity:
         return
-    constraint = to_constraint(task.schema)
+    constraint = to_constraint(task.output_type)
     grammar = None if constraint is None else compile_constraint(constraint, model.vocabulary)
     model.set_length(0, 0)
     sequence = Sequence(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from constrained_spec.grammars.constraints import ToolCalls
 from constrained_spec.training.code import code_task
 from constrained_spec.training.words import (
     CITIES,
@@ -29,26 +30,30 @@ from constrained_spec.training.words import (
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt to answer. ``schema`` None is free text."""
+    """One prompt to answer. ``output_type`` None is free text; no messages: the model writes the request as well."""
 
-    kind: str  # extraction, tools, code, chat
+    kind: str  # own, extraction, tools, code, chat
     messages: tuple[dict[str, str], ...]
-    schema: dict[str, Any] | None
+    output_type: object
     max_tokens: int
 
 
 def tasks(seed: int, count: int) -> list[Task]:
-    """``count`` tasks, the kinds in turn; the same for the same seed."""
+    """``count`` tasks, the kinds in turn (``TURN`` of them); the same for the same seed."""
     rng = Random(seed)
-    makers: tuple[Callable[[Random], Task], ...] = (_chat, _extraction, _code, _chat, _tools)
-    return [makers[i % len(makers)](rng) for i in range(count)]
+    return [_MAKERS[i % TURN](rng) for i in range(count)]
 
 
-def _ask(kind: str, text: str, schema: dict[str, Any] | None, max_tokens: int, system: str | None = None) -> Task:
+def _own(rng: Random) -> Task:
+    # What the model was tuned on is what it thinks of first (Xu et al. 2024, "Magpie"): no list of ours is as wide.
+    return Task("own", (), None, 256)
+
+
+def _ask(kind: str, text: str, output_type: object, max_tokens: int, system: str | None = None) -> Task:
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return Task(kind, tuple(messages), schema, max_tokens)
+    return Task(kind, tuple(messages), output_type, max_tokens)
 
 
 # ---- extraction -----------------------------------------------------------------------------------------------------
@@ -264,6 +269,11 @@ def _tools(rng: Random) -> Task:
         item=rng.choice(ITEMS), price=_price(rng), n=rng.randint(2, 20),
     )  # fmt: skip
     shown = "\n".join(json.dumps({"name": name, "parameters": schema}) for name, schema, _ in offered)
+    if rng.random() < 0.6:
+        # As an API has it: the grammar knows the tools, and the text of the request names them or not.
+        told = f"You can call these tools:\n{shown}" if rng.random() < 0.3 else None
+        tools = tuple({"name": name, "parameters": schema} for name, schema, _ in offered)
+        return _ask("tools", request, ToolCalls(tools, choice="required", parallel=False), 120, told)
     calls = [_object(name={"const": name}, arguments=schema) for name, schema, _ in offered]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     assert wanted in offered
@@ -317,3 +327,7 @@ def _chat(rng: Random) -> Task:
     )  # fmt: skip
     system = "You are a helpful assistant. Answer briefly." if rng.random() < 0.2 else None
     return _ask("chat", text, None, 192, system)
+
+
+_MAKERS: tuple[Callable[[Random], Task], ...] = (_own, _extraction, _own, _tools, _chat, _own, _code)
+TURN = len(_MAKERS)

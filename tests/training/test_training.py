@@ -161,7 +161,7 @@ def test_the_held_out_jobs_are_in_no_training_set() -> None:
         assert not any(job.text in text for text in texts)
     assert tasks(3, 20) == tasks(3, 20)
     for task in tasks(3, 20):
-        assert task.schema is None or to_constraint(task.schema) is not None
+        assert task.output_type is None or to_constraint(task.output_type) is not None
 
 
 def test_bad_options_are_named(tiny: TransformersModel, tmp_path: Path) -> None:
