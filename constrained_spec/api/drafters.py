@@ -11,6 +11,7 @@ from constrained_spec.drafters.base import Drafter
 from constrained_spec.drafters.eagle import EagleDrafter
 from constrained_spec.drafters.early_exit import EarlyExitDrafter
 from constrained_spec.drafters.forced import ForcedDrafter
+from constrained_spec.drafters.heads import HeadDrafter
 from constrained_spec.drafters.manifest import Part, shipped_part
 from constrained_spec.drafters.medusa import MedusaDrafter
 from constrained_spec.drafters.mixture import MixtureDrafter
@@ -20,7 +21,8 @@ from constrained_spec.drafters.prediction import PredictionDrafter
 from constrained_spec.drafters.suffix import SuffixDrafter
 from constrained_spec.drafters.suffix_store import SuffixStore
 from constrained_spec.drafters.translate import TranslateDrafter
-from constrained_spec.drafters.tree import TreeModelDrafter, TreeNgramDrafter
+from constrained_spec.drafters.tree import TreeDrafter
+from constrained_spec.drafters.tree_model import TreeModelDrafter
 from constrained_spec.errors import ConfigError, ModelError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline
 
@@ -76,6 +78,8 @@ class Drafters:
             return NgramDrafter()
         if name in ("mixture", "auto"):
             return self._mixture(name, prediction, namespace, grammar_key, verifier)
+        if name in ("eagle", "medusa") and verifier == "tree":
+            return self._shared(f"tree of {name}")
         return self._shared(name)
 
     def release(self) -> bool:
@@ -111,10 +115,13 @@ class Drafters:
 
     def _shared(self, name: str) -> Drafter:
         if name not in self._made:
+            heads = self._heads_of(name)  # made first: the lock below is held while a drafter is made
             makers: dict[str, Callable[[], Drafter]] = {
                 "model": lambda: ModelDrafter(self._need_draft(name), self._pipeline, self._model.vocabulary),
                 "translate": self._translate,
-                "tree": self._tree,
+                "tree": lambda: self._tree(heads),
+                "tree of eagle": lambda: TreeDrafter(heads=heads, memory=False),
+                "tree of medusa": lambda: TreeDrafter(heads=heads, memory=False),
                 "early-exit": self._early_exit,
                 "medusa": lambda: MedusaDrafter(
                     self._model, self._pipeline, self._need_part("medusa"), allow_variants=True
@@ -129,6 +136,17 @@ class Drafters:
                     self._made[name] = self.run(makers[name])
         return self._made[name]
 
+    def _heads_of(self, name: str) -> HeadDrafter | None:
+        """The trained heads that a tree grows from; a chain of theirs serves other requests with the same weights."""
+        kind = name.removeprefix("tree of ")
+        if name == "tree" and self._draft is None and self._part("eagle") is not None:
+            kind = "eagle"
+        if kind == name:
+            return None
+        heads = self._shared(kind)
+        assert isinstance(heads, HeadDrafter)
+        return heads
+
     def _same_vocabulary(self) -> bool:
         try:
             self._shared("model")
@@ -140,9 +158,9 @@ class Drafters:
         draft = self._need_draft("translate")
         return TranslateDrafter(draft, self._pipeline, self._model.vocabulary, prefix=draft.encode(""))
 
-    def _tree(self) -> Drafter:
+    def _tree(self, heads: HeadDrafter | None) -> Drafter:
         if self._draft is None:
-            return TreeNgramDrafter()
+            return TreeDrafter(heads=heads)
         return TreeModelDrafter(self._draft, self._pipeline, self._model.vocabulary)
 
     def _early_exit(self) -> Drafter:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from constrained_spec.backends.base import FeatureModel
 from constrained_spec.backends.products import Maker, gated
 from constrained_spec.drafters.base import Proposal
-from constrained_spec.drafters.heads import LEAST, Chain, HeadDrafter, committed, drafts
+from constrained_spec.drafters.heads import LEAST, Branches, Chain, HeadDrafter, Place, committed, drafts
 from constrained_spec.drafters.manifest import Part
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.participant import KvState
@@ -62,13 +62,50 @@ class _Guess(Chain):
         return len(path) - len(self.fed)
 
 
+@dataclass(slots=True)
+class _Tree(Branches):
+    """Entry i of ``fed`` stands behind the ``base`` true ones."""
+
+    slot: int
+    base: int
+    states: dict[int, Tensor]  # node -> [hidden]: predicted after it; -1 the root
+    bridge: int
+    capacity: int
+    fed: dict[int, int] = field(default_factory=dict)  # node -> number of its entry behind the true ones
+
+    def reaches(self, p: Proposal, node: int) -> bool:
+        missing = len(self.missing(p, node))
+        return missing <= self.bridge and self.base + len(self.fed) + missing <= self.capacity
+
+    def missing(self, p: Proposal, node: int) -> list[int]:
+        """The nodes down to ``node`` that have no entry yet, the uppermost first."""
+        path = []
+        while node not in self.states:
+            path.append(node)
+            node = p.tx.parents[node]
+        return path[::-1]
+
+    def above(self, p: Proposal, node: int) -> list[int]:
+        """Numbers of the entries of ``node`` and the nodes above it."""
+        found = []
+        while node >= 0:
+            found.append(self.fed[node])
+            node = p.tx.parents[node]
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Rows of one sequence in a forward: entries start … start + n of its slot."""
+    """Rows of one sequence in a forward: entries start … start + n of its slot.
+
+    Of a tree, ``depths`` are the places of the rows in the text and ``visible`` [n, start + n] what each attends to.
+    """
 
     slot: int
     start: int
     n: int
+    depths: Seq[int] | None = None
+    visible: Tensor | None = None
 
 
 class EagleDrafter(HeadDrafter):
@@ -159,6 +196,55 @@ class EagleDrafter(HeadDrafter):
                 chain.states.append(predicted[row])
         return torch.stack([chain.states[-1] for _, chain, _ in todo]), None
 
+    def branches(self, proposals: Seq[Proposal]) -> list[Branches | None]:
+        found: list[Branches | None] = []
+        for p, chain in zip(proposals, self._begin(proposals), strict=True):
+            if not isinstance(chain, _Guess):
+                found.append(None)
+                continue
+            capacity = self._model.capacity
+            found.append(_Tree(p.sequence.slot, chain.base, {-1: chain.states[0]}, self._bridge, capacity))
+        return found
+
+    def _states_at(self, places: Seq[Place]) -> Tensor:
+        trees = [(p, tree, node) for p, tree, node in places if isinstance(tree, _Tree)]
+        self._feed(trees)
+        return torch.stack([tree.states[node] for _, tree, node in trees])
+
+    def _feed(self, places: Seq[tuple[Proposal, _Tree, int]]) -> None:
+        """Make the entries that are missing down to each node, a level of all trees at a time."""
+        while True:
+            todo: dict[int, tuple[Proposal, _Tree, list[int]]] = {}
+            for p, tree, node in places:
+                path = tree.missing(p, node)
+                if path:
+                    nodes = todo.setdefault(id(tree), (p, tree, []))[2]
+                    if path[0] not in nodes:
+                        nodes.append(path[0])
+            if not todo:
+                return
+            given, tokens, spans = [], [], []
+            for p, tree, nodes in todo.values():
+                start = tree.base + len(tree.fed)
+                for i, node in enumerate(nodes):
+                    tree.fed[node] = start - tree.base + i
+                visible = torch.zeros(len(nodes), start + len(nodes), dtype=torch.bool)
+                visible[:, : tree.base] = True
+                depths = []
+                for row, node in enumerate(nodes):
+                    seen = tree.above(p, node)
+                    visible[row, [tree.base + i for i in seen]] = True
+                    depths.append(tree.base + len(seen) - 1)
+                spans.append(_Span(tree.slot, start, len(nodes), depths, visible.to(self._model.device)))
+                given += [tree.states[p.tx.parents[node]] for node in nodes]
+                tokens += [p.tokens[node] for node in nodes]
+            predicted = self._forward(torch.stack(given), tokens, spans)
+            row = 0
+            for _, tree, nodes in todo.values():
+                for node in nodes:
+                    tree.states[node] = predicted[row]
+                    row += 1
+
     def _forward(self, states: Tensor, tokens: list[int], spans: Seq[_Span]) -> Tensor:
         embedded = self._model.embed(torch.tensor(tokens, device=states.device))
         return self._layer(states, embedded, self.slots.both, spans)
@@ -209,7 +295,7 @@ class EagleLayer:
         turning = self.heads + self.kv_heads
         qkv = self._qkv(x).view(len(x), turning + self.kv_heads, self.dim)
         turned = torch.view_as_complex(qkv[:, :turning].float().unflatten(-1, (-1, 2)))
-        places = [at for s in spans for at in range(s.start, s.start + s.n)]
+        places = [at for s in spans for at in s.depths or range(s.start, s.start + s.n)]
         turned = torch.view_as_real(turned * self._rotation[places]).flatten(-2).to(x.dtype)
         out = torch.empty(len(x), self.heads, self.dim, dtype=x.dtype, device=x.device)
         at = 0
@@ -227,6 +313,8 @@ class EagleLayer:
         return out.flatten(1)
 
     def _mask(self, s: _Span, x: Tensor) -> Tensor | None:
+        if s.visible is not None:
+            return s.visible.repeat(self._groups, 1)
         if s.n == 1:
             return None
         visible = torch.ones(s.n, s.start + s.n, dtype=torch.bool, device=x.device).tril(s.start)

@@ -97,6 +97,20 @@ class Chain:
         return self.trust[node]
 
 
+@dataclass(slots=True)
+class Branches(ABC):
+    """What heads know of one open tree of drafts, which they do not grow themselves (see ``TreeDrafter``)."""
+
+    asked: set[int] = field(default_factory=set, init=False)  # nodes after which the law was given; -1 the root
+
+    @abstractmethod
+    def reaches(self, p: Proposal, node: int) -> bool:
+        """Can the law after ``node`` be given, at a price that it is worth?"""
+
+
+Place = tuple[Proposal, Branches, int]  # the place after a node of a tree
+
+
 class HeadDrafter(ABC):
     """Drafts one token after another from predicted final states.
 
@@ -147,6 +161,24 @@ class HeadDrafter(ABC):
     @abstractmethod
     def _reaches(self, p: Proposal, chain: Chain) -> bool:
         """May this drafter extend the block where it ends now? Depends on the number of drafts, not on their values."""
+
+    @abstractmethod
+    def branches(self, proposals: Seq[Proposal]) -> list[Branches | None]:
+        """The root of a tree for each new block, None where nothing can be drafted (no final states yet)."""
+
+    @abstractmethod
+    def _states_at(self, places: Seq[Place]) -> Tensor:
+        """Predicted final state after each node, [N, hidden]."""
+
+    def law_at(self, places: Seq[Place]) -> tuple[Processed, Tensor]:
+        """The law at N places of trees, the row's pipeline applied, and which predicted states are finite [N]."""
+        for _, branches, node in places:
+            branches.asked.add(node)
+        states = self._states_at(places)
+        positions = [p.tx.positions[node + 1] for p, _, node in places]
+        logits = self._head.spread(states, None, [self._head.candidates(position) for position in positions])
+        processed = self._pipeline.process(logits, positions, [p.sequence.processors for p, _, _ in places])
+        return processed, states.isfinite().all(-1)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         """One small step per place, for all rows together."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from constrained_spec.backends.base import FeatureModel
 from constrained_spec.drafters.base import Proposal
-from constrained_spec.drafters.heads import LEAST, Chain, HeadDrafter, committed, drafts
+from constrained_spec.drafters.heads import LEAST, Branches, Chain, HeadDrafter, Place, committed, drafts
 from constrained_spec.drafters.manifest import Part
 from constrained_spec.processors.pipeline import Pipeline
 
@@ -24,6 +24,19 @@ from constrained_spec.processors.pipeline import Pipeline
 class _Guess(Chain):
     states: Tensor | None = None  # [K, hidden]: predicted state of each place of the block
     scores: Tensor | None = None  # [K, R]
+
+
+@dataclass(slots=True)
+class _Tree(Branches):
+    states: Tensor  # [K, hidden]
+
+    def reaches(self, p: Proposal, node: int) -> bool:
+        return _depth(p, node) < len(self.states)
+
+
+def _depth(p: Proposal, node: int) -> int:
+    """Drafts down to and with ``node``."""
+    return p.tx.positions[node + 1].index - committed(p)
 
 
 class MedusaDrafter(HeadDrafter):
@@ -82,6 +95,13 @@ class MedusaDrafter(HeadDrafter):
         opened, shared = self._first(torch.cat(tuple(parts), -1)).split((self.heads * self._inner, self._hidden), -1)
         inner = nn.functional.silu(opened).view(-1, self.heads, self._inner).transpose(0, 1)  # [K, N, inner]
         return torch.baddbmm(shared.expand(self.heads, -1, -1), inner, self._down).transpose(0, 1)
+
+    def branches(self, proposals: Seq[Proposal]) -> list[Branches | None]:
+        begun = self._begin(proposals)
+        return [_Tree(c.states) if isinstance(c, _Guess) and c.states is not None else None for c in begun]
+
+    def _states_at(self, places: Seq[Place]) -> Tensor:
+        return torch.stack([tree.states[_depth(p, node)] for p, tree, node in places if isinstance(tree, _Tree)])
 
     def _reaches(self, p: Proposal, chain: Chain) -> bool:
         return len(drafts(p)) < self.heads

@@ -16,7 +16,7 @@ from constrained_spec.drafters.mixture import MixtureDrafter
 from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.drafters.prediction import PredictionDrafter
-from constrained_spec.drafters.tree import TreeNgramDrafter
+from constrained_spec.drafters.tree import TreeDrafter
 from constrained_spec.engine.controller import Controller
 from constrained_spec.engine.job import Job
 from constrained_spec.engine.scheduler import Scheduler
@@ -52,7 +52,7 @@ def test_mixed_requests_in_any_order(seed: int, sampled: bool, controlled: bool)
         controller=Controller() if controlled else None,
     )  # fmt: skip
     draft = ModelDrafter(toy(4), pipeline, model.vocabulary)
-    shared: list[Drafter] = [draft, LookAhead(pipeline), BrokenDrafter(pipeline), TreeNgramDrafter()]
+    shared: list[Drafter] = [draft, LookAhead(pipeline), BrokenDrafter(pipeline), TreeDrafter()]
 
     def drafter() -> Drafter:
         ngram = NgramDrafter()

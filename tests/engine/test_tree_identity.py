@@ -10,7 +10,8 @@ import pytest
 from constrained_spec.api import Engine, Result
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.drafters.base import Drafter
-from constrained_spec.drafters.tree import TreeModelDrafter, TreeNgramDrafter
+from constrained_spec.drafters.tree import TreeDrafter
+from constrained_spec.drafters.tree_model import TreeModelDrafter
 from constrained_spec.grammars.compile import Choice, Lark, Regex
 from constrained_spec.processors.pipeline import Pipeline
 
@@ -45,7 +46,7 @@ CONSTRAINTS: dict[str, object] = {
 def drafters(smollm2: Engine, draft: TransformersModel) -> list[Drafter]:
     pipeline = Pipeline(smollm2.model.vocabulary)
     return [
-        TreeNgramDrafter(),
+        TreeDrafter(),
         TreeModelDrafter(draft, pipeline, smollm2.model.vocabulary, width=2, depth=3, beam=2),
     ]
 

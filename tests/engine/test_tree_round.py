@@ -19,7 +19,8 @@ from constrained_spec.drafters.base import Drafter, Proposal
 from constrained_spec.drafters.mixture import MixtureDrafter
 from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
-from constrained_spec.drafters.tree import TreeModelDrafter, TreeNgramDrafter
+from constrained_spec.drafters.tree import TreeDrafter
+from constrained_spec.drafters.tree_model import TreeModelDrafter
 from constrained_spec.engine.round import LONG, Row, run_round
 from constrained_spec.grammars.compile import Choice, Constraint, JsonSchema, Lark, Regex, compile_constraint
 from constrained_spec.processors.pipeline import Pipeline
@@ -104,7 +105,7 @@ def open_text(
         slot=slot, capacity=model.capacity, matcher=grammar.matcher() if grammar else None,
     )  # fmt: skip
     NgramDrafter().open(sequence)
-    TreeNgramDrafter().open(sequence)
+    TreeDrafter().open(sequence)
     return sequence
 
 
@@ -275,7 +276,7 @@ def drafter_of(name: str, pipeline: Pipeline, model: ToyModel) -> Drafter:
     if name == "family":
         return Family(table(2), pipeline)
     if name == "ngram":
-        return TreeNgramDrafter()
+        return TreeDrafter()
     # Guesses first, then sampled children below the place where they end: one tree of both kinds.
     return MixtureDrafter([Guesses(), by_model])
 
@@ -453,7 +454,7 @@ def test_a_target_without_trees_gets_chains() -> None:
 
     pipeline = Pipeline(table(1).vocabulary)
     plain = text(table(1), None).output
-    for drafter in (TreeNgramDrafter(), TreeModelDrafter(table(2), pipeline, table(1).vocabulary)):
+    for drafter in (TreeDrafter(), TreeModelDrafter(table(2), pipeline, table(1).vocabulary)):
         s = text(NoTrees(table(1)), drafter)
         assert s.output == plain
         assert not s.disabled
@@ -483,7 +484,7 @@ def test_context_and_length_bound_the_tree(room: int) -> None:
         pipeline = Pipeline(model.vocabulary)
         prompt = [1, 2, 3, 1, 3, 2, 1, 1] * (1 + LONG // 8)  # long enough to be written ahead of the tree
         by_model = TreeModelDrafter(table_like(model), pipeline, model.vocabulary, width=3, depth=5, beam=3)
-        for drafter in (TreeNgramDrafter(width=3), by_model):
+        for drafter in (TreeDrafter(width=3), by_model):
             model.set_length(0, 0)
             s = Sequence(
                 prompt=prompt, sampling=Sampling(max_tokens=max_tokens, ignore_eos=True), coins=Coins(0), slot=0,
@@ -520,7 +521,7 @@ def paths(s: Sequence, drafter: Drafter, budget: int) -> set[tuple[int, ...]]:
 def test_the_two_latest_continuations_are_both_there() -> None:
     model = ToyModel(TEXT, logits_of, eos_ids=EOS, capacity=64)
     s = open_text(model, None, Sampling(max_tokens=40), 0, [60, 61, 70, 71, 60, 61, 80, 81, 60, 61])
-    found = paths(s, TreeNgramDrafter(), 14)
+    found = paths(s, TreeDrafter(), 14)
     assert {(80,), (70,), (80, 81), (70, 71)} <= found
     assert not any(path[0] not in (70, 80) for path in found)
 
@@ -534,5 +535,5 @@ def test_forced_text_in_the_spelling_used_before_and_in_the_tokenisers_own() -> 
         vocabulary=model.vocabulary, target=model,
         matcher=compile_constraint(Regex("x,ad-(x,ad-)*"), model.vocabulary).matcher(),
     )  # fmt: skip
-    found = paths(s, TreeNgramDrafter(), 9)
+    found = paths(s, TreeDrafter(), 9)
     assert {(4, 5), (4, 5, 1, 2, 6), (4, 5, 3)} <= found  # "a" "d" as in the prompt, and "ad"

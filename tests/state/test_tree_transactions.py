@@ -22,7 +22,7 @@ from constrained_spec.backends.toy import ToyModel
 from constrained_spec.coins import Coins
 from constrained_spec.config import Sampling
 from constrained_spec.drafters.ngram import NgramDrafter
-from constrained_spec.drafters.tree import TreeNgramDrafter
+from constrained_spec.drafters.tree import TreeDrafter
 from constrained_spec.errors import TransactionError
 from constrained_spec.grammars.compile import Choice, Constraint, JsonSchema, Lark, Regex, compile_constraint
 from constrained_spec.state.participant import KvState
@@ -78,7 +78,7 @@ class TreeMachine(RuleBasedStateMachine):
             target=self.model, slot=slot, capacity=CAPACITY, matcher=grammar.matcher() if grammar else None,
         )  # fmt: skip
         NgramDrafter().open(sequence)
-        TreeNgramDrafter().open(sequence)
+        TreeDrafter().open(sequence)
         return sequence
 
     def grow(self, tx: Transaction, picks: Picks) -> None:
