@@ -111,6 +111,15 @@ class Branches(ABC):
 Place = tuple[Proposal, Branches, int]  # the place after a node of a tree
 
 
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What heads think of N places. ``ids`` [R]: no other id has a chance at any of them; None: any may."""
+
+    processed: Processed
+    finite: Tensor  # [N] bool: the predicted state is
+    ids: Tensor | None
+
+
 class HeadDrafter(ABC):
     """Drafts one token after another from predicted final states.
 
@@ -170,15 +179,17 @@ class HeadDrafter(ABC):
     def _states_at(self, places: Seq[Place]) -> Tensor:
         """Predicted final state after each node, [N, hidden]."""
 
-    def law_at(self, places: Seq[Place]) -> tuple[Processed, Tensor]:
-        """The law at N places of trees, the row's pipeline applied, and which predicted states are finite [N]."""
+    def law_at(self, places: Seq[Place]) -> Law:
+        """The law at N places of trees, the row's pipeline applied."""
         for _, branches, node in places:
             branches.asked.add(node)
         states = self._states_at(places)
         positions = [p.tx.positions[node + 1] for p, _, node in places]
-        logits = self._head.spread(states, None, [self._head.candidates(position) for position in positions])
+        candidates = [self._head.candidates(position) for position in positions]
+        logits = self._head.spread(states, None, candidates)
         processed = self._pipeline.process(logits, positions, [p.sequence.processors for p, _, _ in places])
-        return processed, states.isfinite().all(-1)
+        dense = all(ids is None for ids in candidates)
+        return Law(processed, states.isfinite().all(-1), self._head.ids if dense else None)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         """One small step per place, for all rows together."""

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from constrained_spec.drafters.base import DrafterFault, Proposal
 from constrained_spec.drafters.continuations import ContinuationIndex
-from constrained_spec.drafters.heads import Branches, HeadDrafter
+from constrained_spec.drafters.heads import Branches, HeadDrafter, Law
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.errors import ConfigError
-from constrained_spec.processors.pipeline import Processed
 from constrained_spec.state.sequence import Sequence
 
 _SURE = 2  # tokens before a forced place that must agree with an earlier place, for its spelling to count
@@ -116,16 +115,15 @@ class TreeDrafter:
             if not asked:
                 return
             places = [(g, node) for g, nodes in asked for node in nodes]
-            processed, finite = heads.law_at([(g.proposal, b, n) for g, n in places if (b := g.branches) is not None])
-            for (g, node), guesses in zip(places, self._best(heads.name, places, processed, finite), strict=True):
+            law = heads.law_at([(g.proposal, b, n) for g, n in places if (b := g.branches) is not None])
+            for (g, node), guesses in zip(places, self._best(heads.name, places, law), strict=True):
                 g.offer(node, guesses)
 
-    def _best(
-        self, source: str, places: Seq[tuple[_Growth, int]], processed: Processed, finite: Tensor
-    ) -> list[list[Guess]]:
+    def _best(self, source: str, places: Seq[tuple[_Growth, int]], law: Law) -> list[list[Guess]]:
         """The ``fan`` best tokens of the heads at each place."""
-        sound = finite & ~processed.dead
-        scores = processed.logits
+        logits = law.processed.logits
+        sound = law.finite & ~law.processed.dead
+        scores = logits if law.ids is None else logits.index_select(1, law.ids)
         noise: dict[tuple[int, int], Tensor] = {}
         for row, (g, node) in enumerate(places):
             p = g.proposal
@@ -135,15 +133,16 @@ class TreeDrafter:
             place = p.tx.positions[node + 1].output_index
             key = id(p), place
             if key not in noise:
-                drawn = p.sequence.coins.gumbel(place, scores.shape[1])
-                noise[key] = torch.from_numpy(drawn).to(scores)
+                drawn = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores)
+                noise[key] = drawn if law.ids is None else drawn[law.ids]
             scores[row] += noise[key]
         best = scores.topk(min(self._fan, scores.shape[1]), dim=-1)
         shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+        tokens = best.indices if law.ids is None else law.ids[best.indices]
         # One sync a level: the grammar needs each token on the host before the next place's mask exists.
-        told = torch.cat((best.indices.double(), shares.double(), finite.double()[:, None], sound.double()[:, None]), 1)
+        told = torch.cat((tokens.double(), shares.double(), law.finite.double()[:, None], sound.double()[:, None]), 1)
         found = []
-        n = best.indices.shape[1]
+        n = tokens.shape[1]
         for *row, is_finite, is_sound in told.tolist():
             if not is_finite:
                 raise DrafterFault(f"the {source} head's states are not finite")

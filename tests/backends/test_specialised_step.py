@@ -230,13 +230,14 @@ def test_queries_share_a_tile_only_where_that_changes_no_bit(
 ) -> None:
     """A kernel whose rows depend on how many there are is noticed at load, and each query is computed alone."""
     layer = torch.empty(1, 2, 2, 192, 16)
-    usual = reading.nn.functional.scaled_dot_product_attention
+    usual = nn.functional.scaled_dot_product_attention
     assert set(reading._exact_tiles(layer, 3)) <= {*reading.TILES, 1}
 
     def unsteady(query: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-        return usual(query, *rest, **options) * (1 + query.shape[2] * 1e-6)
+        exact: torch.Tensor = usual(query, *rest, **options)
+        return exact * (1 + query.shape[2] * 1e-6)
 
-    monkeypatch.setattr(reading.nn.functional, "scaled_dot_product_attention", unsteady)
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", unsteady)
     assert reading._exact_tiles(layer, 3) == (1,)
     # Whatever the tiles, a block of any length equals its single steps.
     ours = specialised(build_tiny("llama"), tiny_tokenizer, quantize="int8")

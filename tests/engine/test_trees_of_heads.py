@@ -116,9 +116,9 @@ def chain_law(kind: str, path: list[int]) -> Tensor:
         assert root is not None
         for token in path:
             assert p.point(token, "test")
-        processed, finite = drafter.law_at([(p, root, len(path) - 1)])
-        assert bool(finite.all())
-        return processed.logits[0].clone()
+        law = drafter.law_at([(p, root, len(path) - 1)])
+        assert bool(law.finite.all())
+        return law.processed.logits[0].clone()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,8 +136,8 @@ def test_a_node_knows_its_own_branch_alone(kind: str) -> None:
         paths: dict[tuple[int, ...], int] = {(): -1}
         level: list[tuple[int, ...]] = [()]
         for depth in range(deepest + 1):
-            processed, _ = drafter.law_at([(p, root, paths[path]) for path in level])
-            found |= dict(zip(level, processed.logits.clone(), strict=True))
+            law = drafter.law_at([(p, root, paths[path]) for path in level])
+            found |= dict(zip(level, law.processed.logits.clone(), strict=True))
             if depth == deepest:
                 break
             below = []
@@ -165,8 +165,8 @@ def test_nodes_that_another_source_drafted_are_fed_up_to_the_bridge() -> None:
             p.point(token, "test")
         assert root.reaches(p, 3)
         assert not root.reaches(p, 4)
-        processed, _ = drafter.law_at([(p, root, 3)])
-        torch.testing.assert_close(processed.logits[0], chain_law("eagle", [1, 2, 3, 1]), rtol=1e-5, atol=1e-5)
+        law = drafter.law_at([(p, root, 3)])
+        torch.testing.assert_close(law.processed.logits[0], chain_law("eagle", [1, 2, 3, 1]), rtol=1e-5, atol=1e-5)
         assert root.reaches(p, 4), "the nodes above it are known now"
 
 
