@@ -27,6 +27,7 @@ from constrained_spec.errors import ConfigError, ModelError, VocabularyMismatchE
 from constrained_spec.processors.pipeline import Pipeline
 
 HISTORY_BYTES = 64 << 20
+CHAINS = ("block", "typical")  # verifiers whose own rule is one for chains
 COSTS = {"eagle": 0.1, "model": 0.2, "translate": 0.2}  # of a draft, in target steps, roughly
 
 
@@ -93,25 +94,23 @@ class Drafters:
     def _mixture(
         self, name: str, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
     ) -> Drafter:
-        """What costs nothing first; a trained head, or a draft model, where that has nothing to say."""
-        if verifier == "tree" and prediction is None:
-            return self._shared("tree")
-        ngram = NgramDrafter()
-        sources: list[Drafter] = []
-        if prediction is not None:
-            sources.append(PredictionDrafter(prediction))
-        sources.append(ForcedDrafter(ngram))
+        """The caller's text and what earlier outputs say, then everything else: in "auto" as a tree of guesses, in
+        "mixture" as a chain whose every place has the source that fared best, and so with a draft model.
+        """
+        first: list[Drafter] = [] if prediction is None else [PredictionDrafter(prediction)]
+        earlier: list[Drafter] = []
         if self._remembers:
-            sources.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
-        sources.append(ngram)
-        if self._draft is not None and self.lost is None:
+            earlier.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
+        drafts = self._draft is not None and self.lost is None
+        if (name == "auto" and not drafts and verifier not in CHAINS) or (verifier == "tree" and prediction is None):
+            return MixtureDrafter([*first, *earlier, self._shared("tree")], name, pinned=len(first))
+        ngram = NgramDrafter()
+        sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
+        if drafts:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
         elif name == "mixture" and self._part("eagle") is not None:
-            # Not in "auto": it commits more tokens a pass there and fewer a second (bench drafters).
             sources.append(self._shared("eagle"))
-        # The caller's text and the grammar's own come before any guess.
-        pinned = 1 if prediction is None else 2
-        return MixtureDrafter(sources, name, pinned=pinned, costs=COSTS)
+        return MixtureDrafter(sources, name, pinned=len(first) + 1, costs=COSTS)
 
     def _shared(self, name: str) -> Drafter:
         if name not in self._made:

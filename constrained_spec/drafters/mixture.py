@@ -18,8 +18,8 @@ class MixtureDrafter:
 
     The first ``pinned`` sources keep their order. The others are asked by how many of their judged drafts stood so far
     in this sequence, less what a draft of theirs costs. A source that costs is not asked behind drafts that will
-    hardly stand. All of this looks at rounds that are over and at the tokens before the place, never at the chance of a
-    sampled token, so the mixture is as exact as its parts.
+    hardly stand, and none behind a block that has become a tree. All of this looks at rounds that are over and at the
+    tokens before the place, never at the chance of a sampled token, so the mixture is as exact as its parts.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MixtureDrafter:
                         propose_guarded(source, group)
                 # The ones this rank could not extend go to the next.
                 asking = [p for p in asking if len(p.tx.drafts) == before[id(p)]]
-            live = [p for p in live if p.room > 0 and len(p.tx.drafts) > before[id(p)]]
+            live = [p for p in live if p.room > 0 and len(p.tx.drafts) > before[id(p)] and not p.tx.is_tree]
 
     def _order(self, counts: Counts) -> list[Drafter]:
         free = self.sources[self._pinned :]

@@ -6,7 +6,9 @@ import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from constrained_spec.drafters.base import DrafterFault, Proposal
@@ -14,15 +16,17 @@ from constrained_spec.drafters.continuations import ContinuationIndex
 from constrained_spec.drafters.heads import Branches, HeadDrafter, Law
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.errors import ConfigError
-from constrained_spec.state.sequence import Sequence
+from constrained_spec.state.sequence import Counts, Sequence
 
 _SURE = 2  # tokens before a forced place that must agree with an earlier place, for its spelling to count
 # How likely the first and the second continuation are thought to be, by the length of the n-gram they follow.
 _LIKELY = {1: (0.45, 0.25), 2: (0.65, 0.2), 3: (0.8, 0.15)}
 _LONG = (0.9, 0.1)  # behind longer ones
-_FORCED = (0.6, 0.25)
+_FORCED = (0.6, 0.25)  # the spelling used before, or else the tokeniser's own, and the other one of these
+_SPELLED, _FEW = 0.12, 8  # any other spelling of forced text, where so few are legal
 _LEAST = 0.06  # a path thought less likely than this is not worth its place in the block
 _CERTAIN = 0.85  # share of a continuation that makes asking the heads for others a waste
+_EXPECTED, _WEIGHT = 0.5, 6  # acceptance that the shares above are made for, and the judgements it counts for
 _WORTH = 0.2  # chance that the text comes to a level at all, below which it is not worth a step of the heads
 
 
@@ -160,21 +164,40 @@ class TreeDrafter:
         width = self.width if s.takes_trees else 1
         if plan:
             used = next((t for t, _ in index.after(tail, _SURE) if legal(t)), plan[0])
-            tokens = [used, plan[0]] if used != plan[0] else [used]
+            tokens = list(dict.fromkeys((used, plan[0])))[:width]
+            if self._heads is None and s.takes_trees:
+                # Nobody else says how the target will spell it.
+                tokens += [t for t in _few(proposal.tx.position.mask) if t not in tokens]
+            trust = _trust(s.counts, "forced")
             return [
-                Guess(t, share, "forced", plan[1:] if t == plan[0] else ())
-                for t, share in zip(tokens[:width], _FORCED, strict=False)
+                Guess(t, trust * (_FORCED[rank] if rank < 2 else _SPELLED), "forced", plan[1:] if t == plan[0] else ())
+                for rank, t in enumerate(tokens)
             ]
         found = [(t, n) for t, n in index.after(tail) if legal(t)][:width]
-        shares = [_LIKELY.get(n, _LONG) for _, n in found]
-        return [
-            Guess(token, first if rank == 0 else second / rank, "ngram")
-            for rank, ((token, _), (first, second)) in enumerate(zip(found, shares, strict=True))
-        ]
+        trust = _trust(s.counts, "ngram")
+        guesses = []
+        for rank, (token, n) in enumerate(found):
+            first, second = _LIKELY.get(n, _LONG)
+            guesses.append(Guess(token, trust * (first if rank == 0 else second / rank), "ngram"))
+        return guesses
 
     @property
     def least(self) -> float:
         return self._least
+
+
+def _few(mask: NDArray[np.int32] | None) -> list[int]:
+    """The legal ids, if they are few."""
+    if mask is None:
+        return []
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    return ids.tolist() if len(ids) <= _FEW else []
+
+
+def _trust(counts: Counts, source: str) -> float:
+    """Below 1, where the source's judged drafts of earlier rounds fared worse in this sequence than expected."""
+    _, accepted = counts.by_source.get(source, (0, 0))
+    return min(1.0, (accepted / _EXPECTED + _WEIGHT) / (counts.judged.get(source, 0) + _WEIGHT))
 
 
 @dataclass(slots=True, eq=False)
@@ -248,6 +271,8 @@ class _Growth:
             return None
         chance, _, parent, guess = heapq.heappop(self.heap)
         count = len(p.tokens)
+        if not p.sequence.takes_trees and parent in p.tx.parents:
+            return None
         node = p.child(parent, guess.token, guess.source)
         if node is None or len(p.tokens) == count:
             return None

@@ -28,7 +28,7 @@ DRAFTERS: dict[str, Callable[..., HeadDrafter]] = {"medusa": MedusaDrafter, "eag
 TRAINEES: dict[str, Callable[[TransformersModel], Trainee]] = {"medusa": MedusaTrainee, "eagle": EagleTrainee}
 _BATCH = {"medusa": 3072, "eagle": 1536}  # tokens
 _RATE = {"medusa": 1.5e-3, "eagle": 1e-3}
-_PLACES = 512  # of a batch, at which the loss is taken
+_PLACES = 768  # of a batch, at which the loss is taken
 _LONGEST = 320
 SAMPLING_SHARE = 0.4  # of the minutes, at most
 

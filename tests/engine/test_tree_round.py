@@ -16,7 +16,6 @@ from constrained_spec.backends.toy import ToyModel
 from constrained_spec.coins import Coins, Role
 from constrained_spec.config import Sampling
 from constrained_spec.drafters.base import Drafter, Proposal
-from constrained_spec.drafters.mixture import MixtureDrafter
 from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.drafters.tree import TreeDrafter
@@ -265,6 +264,27 @@ def exact_law(
     return walk(())
 
 
+class Both:
+    """One drafter, and another behind the place where it ends."""
+
+    name = "both"
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self._parts = first, second
+
+    def open(self, sequence: Sequence) -> None:
+        for part in self._parts:
+            part.open(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        for part in self._parts:
+            part.close(sequence)
+
+    def propose(self, proposals: Seq[Proposal]) -> None:
+        for part in self._parts:
+            part.propose([p for p in proposals if p.room > 0])
+
+
 def drafter_of(name: str, pipeline: Pipeline, model: ToyModel) -> Drafter:
     by_model = TreeModelDrafter(table(2), pipeline, model.vocabulary, width=2, depth=2, beam=2)
     if name == "model":
@@ -278,7 +298,7 @@ def drafter_of(name: str, pipeline: Pipeline, model: ToyModel) -> Drafter:
     if name == "ngram":
         return TreeDrafter()
     # Guesses first, then sampled children below the place where they end: one tree of both kinds.
-    return MixtureDrafter([Guesses(), by_model])
+    return Both(Guesses(), by_model)
 
 
 @pytest.mark.parametrize(("drafter_name", "verifier", "sampling", "pattern"), [

@@ -35,6 +35,7 @@ from tests.engine.test_trained_heads import (
     new_sequence,
     random_part,
 )
+from tests.engine.test_tree_round import NoTrees
 
 RUNS = 500
 
@@ -218,7 +219,7 @@ def test_every_node_as_the_last_that_stands(kind: str) -> None:
             with Transaction(r) as step:
                 other.score([written(r, step)])
                 step.commit(0, token)
-        r.counts.rounds = s.counts.rounds
+        r.counts = s.counts  # how earlier drafts fared is part of what a drafter may look at
         tx, expected = grown(fresh, r)
         tx.__exit__(None, None, None)
         assert (now.tokens, now.tx.parents) == (expected.tokens, expected.tx.parents), node
@@ -279,6 +280,28 @@ def test_a_budget_of_one_is_kept_and_no_level_is_asked_in_vain() -> None:
             p = Proposal(tx, budget, "coupling")
             drafter.propose([p])
             assert len(p.tokens) == budget
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_target_without_trees_gets_chains(kind: str, memory: bool) -> None:
+    model = StateToy()
+    target = NoTrees(model)
+    texts = []
+    for use in (None, tree_of(kind, model, memory)):
+        s = Sequence(
+            prompt=[1, 2, 1, 3, 1, 2], sampling=Sampling(max_tokens=9, ignore_eos=True), coins=Coins(0), slot=0,
+            capacity=24, vocabulary=model.vocabulary, target=target,
+        )  # fmt: skip
+        target.set_length(0, 0)
+        if use is not None:
+            use.open(s)
+        while not s.finished:
+            run_round(target, Pipeline(model.vocabulary), [Row(s, use, 5, "tree")])
+        assert not s.disabled
+        texts.append(s.output)
+    assert texts[0] == texts[1]
+    assert s.counts.proposed > 3
 
 
 class Broken(EagleDrafter):
