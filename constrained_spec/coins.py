@@ -58,7 +58,7 @@ class Coins:
         return (bits.random_raw(n) >> np.uint64(11)).astype(np.float64)
 
 
-@lru_cache(maxsize=64)  # drafter and verifier ask for a place in turn, and again if its draft was rejected
+@lru_cache(maxsize=32)  # drafter and verifier ask for a place in turn, and again if its draft was rejected
 def _gumbel(coins: Coins, position: int, size: int) -> NDArray[np.float64]:
     # u lies in (0, 1), so both logarithms are finite: a half step on 52 bits is exact in a double, while on 53 bits the
     # largest one would round up to 1.

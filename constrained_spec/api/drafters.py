@@ -103,7 +103,12 @@ class Drafters:
             earlier.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
         drafts = self._draft is not None and self.lost is None
         if (name == "auto" and not drafts and verifier not in CHAINS) or (verifier == "tree" and prediction is None):
-            return MixtureDrafter([*first, *earlier, self._shared("tree")], name, pinned=len(first))
+            tree = self._shared("tree")
+            if first or earlier:
+                return MixtureDrafter([*first, *earlier, tree], name, pinned=len(first))
+            with self._lock:
+                # One for all requests that have nothing of their own: a round asks it once for all of them.
+                return self._made.setdefault(name, MixtureDrafter([tree], name))
         ngram = NgramDrafter()
         sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
         if drafts:
