@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.drafters.base import Drafter
+from constrained_spec.drafters.choosing import ChoosingDrafter, Way
 from constrained_spec.drafters.eagle import EagleDrafter
 from constrained_spec.drafters.early_exit import EarlyExitDrafter
 from constrained_spec.drafters.forced import ForcedDrafter
@@ -28,6 +29,8 @@ from constrained_spec.processors.pipeline import Pipeline
 
 HISTORY_BYTES = 64 << 20
 CHAINS = ("block", "typical")  # verifiers whose own rule is one for chains
+TREE_COSTS = (0.05, 0.06)  # of a node and of a level of trained heads, in target steps, roughly
+HEADS = 0.35  # of a tree with trained heads before it is judged, in target steps, roughly
 COSTS = {"eagle": 0.1, "model": 0.2, "translate": 0.2}  # of a draft, in target steps, roughly
 
 
@@ -94,8 +97,8 @@ class Drafters:
     def _mixture(
         self, name: str, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
     ) -> Drafter:
-        """The caller's text and what earlier outputs say, then everything else: in "auto" as a tree of guesses, in
-        "mixture" as a chain whose every place has the source that fared best, and so with a draft model.
+        """The caller's text and what earlier outputs say, then everything else: in "auto" a chain or a tree of guesses,
+        in "mixture" a chain whose every place has the source that fared best, and so with a draft model.
         """
         first: list[Drafter] = [] if prediction is None else [PredictionDrafter(prediction)]
         earlier: list[Drafter] = []
@@ -103,12 +106,8 @@ class Drafters:
             earlier.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
         drafts = self._draft is not None and self.lost is None
         if (name == "auto" and not drafts and verifier not in CHAINS) or (verifier == "tree" and prediction is None):
-            tree = self._shared("tree")
-            if first or earlier:
-                return MixtureDrafter([*first, *earlier, tree], name, pinned=len(first))
-            with self._lock:
-                # One for all requests that have nothing of their own: a round asks it once for all of them.
-                return self._made.setdefault(name, MixtureDrafter([tree], name))
+            whole = self._shared("auto" if name == "auto" and verifier != "tree" else "tree")
+            return MixtureDrafter([*first, *earlier, whole], name, pinned=len(first)) if first or earlier else whole
         ngram = NgramDrafter()
         sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
         if drafts:
@@ -124,6 +123,7 @@ class Drafters:
                 "model": lambda: ModelDrafter(self._need_draft(name), self._pipeline, self._model.vocabulary),
                 "translate": self._translate,
                 "tree": lambda: self._tree(heads),
+                "auto": lambda: self._auto(heads),
                 "tree of eagle": lambda: TreeDrafter(heads=heads, memory=False),
                 "tree of medusa": lambda: TreeDrafter(heads=heads, memory=False),
                 "early-exit": self._early_exit,
@@ -140,11 +140,18 @@ class Drafters:
                     self._made[name] = self.run(makers[name])
         return self._made[name]
 
+    def _auto(self, heads: HeadDrafter | None) -> Drafter:
+        """A chain of what grammar and text say, or a tree: one object for all requests, asked once a round."""
+        ngram = NgramDrafter()
+        chain = MixtureDrafter([ForcedDrafter(ngram), ngram], "chain", pinned=1)
+        tree = TreeDrafter(heads=heads, costs=TREE_COSTS)
+        return ChoosingDrafter([Way(tree, 0.0 if heads is None else HEADS), Way(chain)], "auto")
+
     def _heads_of(self, name: str) -> HeadDrafter | None:
         """The trained heads that a tree grows from; a chain of theirs serves other requests with the same weights."""
         kind = name.removeprefix("tree of ")
-        if name == "tree" and self._draft is None and self._part("eagle") is not None:
-            kind = "eagle"
+        if name == "auto" or (name == "tree" and self._draft is None):
+            kind = "eagle" if self._part("eagle") is not None else name
         if kind == name:
             return None
         heads = self._shared(kind)

@@ -28,6 +28,7 @@ _LEAST = 0.06  # a path thought less likely than this is not worth its place in 
 _CERTAIN = 0.85  # share of a continuation that makes asking the heads for others a waste
 _EXPECTED, _WEIGHT = 0.5, 6  # acceptance that the shares above are made for, and the judgements it counts for
 _WORTH = 0.2  # chance that the text comes to a level at all, below which it is not worth a step of the heads
+_BETTER = 0.6  # share of the levels asked that bring a token which the text alone did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class TreeDrafter:
     level by level, at most ``beam`` places and ``depth`` levels (the dynamic trees of EAGLE-2, Li et al. 2024); where
     the text says the same, both beliefs add up. ``memory`` False leaves all to the heads.
 
+    ``costs``: of a node and of a level of the heads, in target steps. What must be expected to bring less than the same
+    time without it brought so far in this sequence is left out; with costs of 0 the whole budget is used.
+
     All drafts are guesses, chosen from the text before their place alone; for the "invariant" verifier the heads' are
     chosen with the target's own noise. Where the target scores no trees, the tree is a chain.
     """
@@ -66,6 +70,7 @@ class TreeDrafter:
         beam: int = 4,
         depth: int = 6,
         least: float = _LEAST,
+        costs: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         for name, value in (("width", width), ("fan", fan), ("beam", beam)):
             if not 1 <= value <= 8:
@@ -77,6 +82,7 @@ class TreeDrafter:
         self.longest, self.width = longest, width
         self._heads = heads
         self._fan, self._beam, self._depth, self._least = fan, beam, depth, least
+        self.costs = costs
         self._memory = NgramDrafter(longest) if memory else None
         self._indices: dict[int, ContinuationIndex] = {}  # by id of an open sequence
 
@@ -214,10 +220,17 @@ class _Growth:
     known: dict[int, dict[int, float]] = field(default_factory=dict)  # per node: shares that the text gave
     made: int = 0
 
+    least: float = 0.0  # chance of a path below which a node costs more than it brings
+    worth: float = 0.0  # the same of a level
     start: int = -1  # where the tree begins: behind what another source has drafted
 
     def __post_init__(self) -> None:
         self.start = self.proposal.tx.at
+        node, level = self.drafter.costs
+        s = self.proposal.sequence
+        pace = s.history.output_length / max(1, s.counts.rounds)  # tokens that a target step brings so far
+        self.least = max(self.drafter.least, node * pace)
+        self.worth = max(_WORTH, level * pace / _BETTER)
         self.chance[self.start] = 1.0
         self._remember(self.start, ())
 
@@ -229,7 +242,7 @@ class _Growth:
             share = 1 - (1 - before) * (1 - g.share)
             known[g.token] = share
             chance = self.chance[node] * share
-            if chance >= self.drafter.least or not self.proposal.tokens:
+            if chance >= self.least or not self.proposal.tokens:
                 heapq.heappush(self.heap, (-chance, self.made, node, g))
                 self.made += 1
 
@@ -247,7 +260,7 @@ class _Growth:
             node = self._pop()
             if node is not None and self._open(node):
                 waiting.append(node)
-        if len(self.proposal.tokens) >= self.proposal.budget or sum(self.chance[n] for n in waiting) < _WORTH:
+        if len(self.proposal.tokens) >= self.proposal.budget or sum(self.chance[n] for n in waiting) < self.worth:
             return []
         return waiting
 

@@ -93,3 +93,14 @@ def test_seeded_identity(smollm2: Engine, drafters: list[Drafter]) -> None:
             result = answer(smollm2, prompt, CONSTRAINTS[name], drafter, gamma=10, **options)
             assert result.speculation.disabled_reason is None
             assert result.tokens == base.tokens
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("name", ["none", "schema", "regex"])
+def test_the_shipped_heads_grow_trees(smollm2: Engine, kind: str, name: str) -> None:
+    base = answer(smollm2, PROMPTS[0], CONSTRAINTS[name], "none")
+    result = answer(smollm2, PROMPTS[0], CONSTRAINTS[name], kind, verifier="tree", gamma=12)
+    assert result.speculation.disabled_reason is None
+    assert result.speculation.proposed > 12, "a round has room for a dozen"
+    assert result.speculation.accepted > 0
+    assert result.tokens == base.tokens or excused(base, result)
