@@ -81,8 +81,8 @@ class TreeDrafter:
             self.name = heads.name
         self.longest, self.width = longest, width
         self._heads = heads
-        self._fan, self._beam, self._depth, self._least = fan, beam, depth, least
-        self.costs = costs
+        self._fan, self._beam, self._depth = fan, beam, depth
+        self._least, self._costs = least, costs
         self._memory = NgramDrafter(longest) if memory else None
         self._indices: dict[int, ContinuationIndex] = {}  # by id of an open sequence
 
@@ -187,9 +187,11 @@ class TreeDrafter:
             guesses.append(Guess(token, trust * (first if rank == 0 else second / rank), "ngram"))
         return guesses
 
-    @property
-    def least(self) -> float:
-        return self._least
+    def prices(self, proposal: Proposal) -> tuple[float, float]:
+        """Chance of a path below which a node is left out, and of all paths to a level below which it is."""
+        node, level = self._costs
+        pace = proposal.first / max(1, proposal.sequence.counts.rounds)  # tokens that a target step brought so far
+        return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)
 
 
 def _few(mask: NDArray[np.int32] | None) -> list[int]:
@@ -219,18 +221,13 @@ class _Growth:
     chance: dict[int, float] = field(default_factory=dict)  # of the path to each node
     known: dict[int, dict[int, float]] = field(default_factory=dict)  # per node: shares that the text gave
     made: int = 0
-
-    least: float = 0.0  # chance of a path below which a node costs more than it brings
-    worth: float = 0.0  # the same of a level
-    start: int = -1  # where the tree begins: behind what another source has drafted
+    least: float = field(init=False)  # see ``TreeDrafter.prices``
+    worth: float = field(init=False)
+    start: int = field(init=False)  # where the tree begins: behind what another source has drafted
 
     def __post_init__(self) -> None:
         self.start = self.proposal.tx.at
-        node, level = self.drafter.costs
-        s = self.proposal.sequence
-        pace = s.history.output_length / max(1, s.counts.rounds)  # tokens that a target step brings so far
-        self.least = max(self.drafter.least, node * pace)
-        self.worth = max(_WORTH, level * pace / _BETTER)
+        self.least, self.worth = self.drafter.prices(self.proposal)
         self.chance[self.start] = 1.0
         self._remember(self.start, ())
 
@@ -249,7 +246,7 @@ class _Growth:
     def take(self, beam: int) -> list[int]:
         """Add the likeliest nodes to the tree, until ``beam`` of them wait for the heads' law; these nodes.
 
-        None where a level would cost more than it can bring, or nothing could be added below.
+        Empty where a level would cost more than it can bring, or nothing could be added below.
         """
         waiting: list[int] = []
         if self.branches is None:

@@ -41,12 +41,17 @@ def assert_target_law(
         drafter.close(s)
         seen[tuple(s.output)] += 1
         sources.update({k: v[0] for k, v in s.counts.by_source.items()})
+    assert_frequencies(seen, law, RUNS)
+    return sources
+
+
+def assert_frequencies(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float], runs: int) -> None:
+    """Counts of whole texts against their law, by chi-square; false-alarm rate 1e-6."""
     assert seen.keys() <= law.keys()
     # Texts expected fewer than five times are pooled.
-    cells = [(seen[k], v * RUNS) for k, v in law.items() if v * RUNS >= 5]
-    rare = [k for k, v in law.items() if v * RUNS < 5]
-    pooled = (sum(seen[k] for k in rare), sum(law[k] for k in rare) * RUNS)
+    cells = [(seen[k], v * runs) for k, v in law.items() if v * runs >= 5]
+    rare = [k for k, v in law.items() if v * runs < 5]
+    pooled = (sum(seen[k] for k in rare), sum(law[k] for k in rare) * runs)
     cells += [pooled] if pooled[1] > 1 else []
     statistic = sum((o - e) ** 2 / e for o, e in cells)
     assert chi2.sf(statistic, max(1, len(cells) - 1)) > 1e-6
-    return sources
