@@ -104,17 +104,19 @@ class Drafters:
         earlier: list[Drafter] = []
         if self._remembers:
             earlier.append(SuffixDrafter(self._history, namespace=namespace, grammar_key=grammar_key))
+        # What a prediction is worth is not learned from requests without one, so it has a name of its own.
+        told = name if prediction is None else f"{name} with a prediction"
         drafts = self._draft is not None and self.lost is None
         if (name == "auto" and not drafts and verifier not in CHAINS) or (verifier == "tree" and prediction is None):
             whole = self._shared("auto" if name == "auto" and verifier != "tree" else "tree")
-            return MixtureDrafter([*first, *earlier, whole], name, pinned=len(first)) if first or earlier else whole
+            return MixtureDrafter([*first, *earlier, whole], told, pinned=len(first)) if first or earlier else whole
         ngram = NgramDrafter()
         sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
         if drafts:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
         elif name == "mixture" and self._part("eagle") is not None:
             sources.append(self._shared("eagle"))
-        return MixtureDrafter(sources, name, pinned=len(first) + 1, costs=COSTS)
+        return MixtureDrafter(sources, told, pinned=len(first) + 1, costs=COSTS)
 
     def _shared(self, name: str) -> Drafter:
         if name not in self._made:

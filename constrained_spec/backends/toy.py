@@ -134,6 +134,10 @@ class ToyModel:
         assert 0 <= length <= len(self._slots[source])
         self._slots[target] = self._slots[source][:length]
 
+    @property
+    def takes_trees(self) -> bool:
+        return True
+
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
         held = self._slots[slot]

@@ -229,6 +229,11 @@ class TransformersModel:
         if self._store is not None:
             self._store.copy(source, target, length)
 
+    @property
+    def takes_trees(self) -> bool:
+        """Not in int8: there the last bit of a sum decides how an input is rounded, and with it more than ties."""
+        return not self.quantized
+
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of the tree block written from ``base`` on; ``path`` holds indices within the block."""
         self._cache.compact(slot, base, path)

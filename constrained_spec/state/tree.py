@@ -14,7 +14,14 @@ from constrained_spec.types import History
 
 @runtime_checkable
 class TreeSlots(Slots, Protocol):
-    """Slots of a model that scores tree blocks."""
+    """Slots of a model that scores tree blocks.
+
+    ``takes_trees`` False: it could, but a node's scores are not those of the same token in a chain, so that drafts
+    should not stand in trees: keys and values lie at other places there, and are summed in another order.
+    """
+
+    @property
+    def takes_trees(self) -> bool: ...
 
     def compact(self, slot: int, base: int, path: Seq[int]) -> None:
         """Keep one path of the tree written from ``base`` on; ``path`` holds indices within it, ascending."""
@@ -44,7 +51,7 @@ class TreeKv(KvState):
 
 def kv_state(model: Slots, slot: int) -> KvState:
     """The state of one slot, able to hold a tree if its model can score one."""
-    return TreeKv(model, slot) if isinstance(model, TreeSlots) else KvState(model, slot)
+    return TreeKv(model, slot) if isinstance(model, TreeSlots) and model.takes_trees else KvState(model, slot)
 
 
 def branch(history: History, length: int) -> History:

@@ -20,6 +20,7 @@ from constrained_spec.backends.products import Dense, Int8, Maker, Packed, faste
 from constrained_spec.backends.tables import Blocks, Plain, narrowest
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.errors import ConfigError
+from constrained_spec.state.tree import TreeKv, kv_state
 
 Build = Callable[..., PreTrainedModel]
 WEIGHT = torch.randn(48, 40, generator=torch.Generator().manual_seed(1))
@@ -255,6 +256,9 @@ def test_int8_is_another_target(build_tiny: Build, tiny_tokenizer: PreTrainedTok
     again = specialised(build_tiny("llama"), tiny_tokenizer, quantize="int8")
     assert ours.weights_digest() == again.weights_digest() != float_.weights_digest()
     assert ours.memory()["weights"] < float_.memory()["weights"] / 2
+    # In a tree a token's keys lie at another place than in a chain, and are summed in another order.
+    assert float_.takes_trees and isinstance(kv_state(float_, 0), TreeKv)
+    assert not ours.takes_trees and not isinstance(kv_state(ours, 0), TreeKv)
     with pytest.raises(ConfigError, match="int4"):
         specialised(build_tiny("llama"), tiny_tokenizer, quantize="int4")
 
