@@ -120,7 +120,8 @@ def test_a_right_prediction_is_taken_and_a_wrong_one_harmless(talk: Talk) -> Non
     right = predicted(talk, plain, body=LETTERS)
     assert right[0] == plain and right[1] > 12 and right[2] == 0
     parts = predicted(talk, [{"type": "text", "text": plain[:8]}, {"type": "text", "text": plain[8:]}], body=LETTERS)
-    assert parts == right
+    # How many drafts a round has is up to the clock; that the parts are taken as one text is not.
+    assert parts[0] == plain and parts[1] > 12 and parts[2] == 0
     wrong = predicted(talk, "ENTIRELY ANOTHER", body=LETTERS)
     assert wrong[0] == plain and wrong[1] == 0
 
