@@ -79,7 +79,8 @@ class Sampler:
         model.keep_features()
         # The user's turn, opened: what stands in front of the text of any one.
         asked = model.tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
-        self._turn = model.encode(str(asked).partition(_MARK)[0])
+        # A template may put nothing there; then the text begins where another one ended.
+        self._turn = model.encode(str(asked).partition(_MARK)[0]) or [model.vocabulary.eos_ids[0]]
 
     def answers(self, todo: Iterator[tuple[int, Task]]) -> Iterator[Sample]:
         """Samples in the order in which they end. A task that has a dead end or does not fit is left out."""
@@ -225,11 +226,17 @@ def collect(
 
 
 def split(samples: list[Sample], every: int = 12) -> tuple[list[Sample], list[Sample]]:
-    """(for training, held out): one answer of ``every``, told by its prompt, so that no prompt is on both sides."""
+    """(for training, held out): one answer of ``every``, told by its prompt, so that no prompt is on both sides.
+
+    A request that the target wrote is told by all of its text.
+    """
     train: list[Sample] = []
     held: list[Sample] = []
     for sample in samples:
-        key = sum((i + 1) * int(t) for i, t in enumerate(sample.tokens[: sample.prompt].tolist()))
+        key = sum(
+            (i + 1) * int(t)
+            for i, t in enumerate(sample.tokens[: None if sample.kind == "own" else sample.prompt].tolist())
+        )
         (held if key % every == 0 else train).append(sample)
     return train, held
 

@@ -126,14 +126,14 @@ def test_training_lowers_the_loss(loss: str, tiny: TransformersModel, answers: l
 
 
 def test_answers_are_the_targets_own(tiny: TransformersModel, answers: list[Sample]) -> None:
-    assert {s.kind for s in answers} == {"chat", "extraction", "code", "tools"}
+    assert {s.kind for s in answers} == {"chat", "extraction", "code", "tools", "own"}
     for s in answers[:6]:
         tiny.set_length(0, 0)
         tiny.score([Block(0, s.tokens[:-1].tolist(), want=1)])
         states = tiny.features(0)
         assert states is not None
         torch.testing.assert_close(states, s.features.float(), rtol=2e-2, atol=2e-2)
-        assert (s.masks is None) == (s.kind in ("chat", "code"))
+        assert (s.masks is None) == (s.kind in ("chat", "code", "own"))
         if s.masks is not None:
             own = s.tokens[s.prompt :]
             legal = s.masks[torch.arange(len(own)), own // 32] >> (own % 32) & 1
@@ -175,7 +175,7 @@ def test_bad_options_are_named(tiny: TransformersModel, tmp_path: Path) -> None:
 def test_a_distilled_draft_model_drafts(tiny: TransformersModel, tiny_folder: Path, tmp_path: Path) -> None:
     stock = load_model(str(tiny_folder), specialise=False, capacity=1400)
     target = load_model(str(tiny_folder), slots=4, capacity=1400)
-    path = make_draft(target, stock, tmp_path, minutes=0.4, tokens=400, layers=1, steps=4)
+    path = make_draft(target, stock, tmp_path, minutes=0.4, tokens=6000, layers=1, steps=4)
     small = load_model(str(path), capacity=1400)
     assert small.config.num_hidden_layers == 1
     assert small.config.constrained_spec_recipe["target_digest"] == target.weights_digest()
