@@ -6,6 +6,7 @@ for all, padded to the longest, because a call costs more than what it computes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,14 +88,30 @@ class Attention:
             at = rows[-1].stop
         short = self._short(blocks, starts)
         alone = [
-            Segment(
-                block.slot, rows[i], starts[i], starts[i] + len(block.tokens),
-                {kind: self._view(block, starts[i], own[i], kind) for kind in self._kinds},
-            )
+            segment
             for i, block in enumerate(blocks) if i not in short
+            for segment in self._segments(block, starts[i], rows[i].start, own[i])
         ]  # fmt: skip
         together = self._together(blocks, starts, rows, own, sorted(short)) if short else None
         return Plan(rows, [position for places in own for position in places], alone, together)
+
+    def _segments(self, block: Block, start: int, row: int, own: list[int]) -> list[Segment]:
+        """A block that is read alone, in one piece; row by row in pieces whose queries read the same keys as alone."""
+        n = len(own)
+        cuts = [0, n]
+        if self._row_wise and block.parents is None:
+            cuts[1:1] = [i for i in range(1, n) if self._turns(start + i)]
+        found = []
+        for a, b in itertools.pairwise(cuts):
+            piece = block if b - a == n else Block(block.slot, block.tokens[a:b], want=0)
+            views = {kind: self._view(piece, start + a, own[a:b], kind) for kind in self._kinds}
+            found.append(Segment(block.slot, slice(row + a, row + b), start + a, start + b, views))
+        return found
+
+    def _turns(self, place: int) -> bool:
+        """Does a query here read other keys than the one before it? More of them, though invisible, change the sum."""
+        low = 0 if self._window is None or SLIDING not in self._kinds else place - self._window + 1
+        return place % BUCKET == 0 or (low > 0 and low % BUCKET == 0)
 
     def _short(self, blocks: Sequence[Block], starts: Sequence[int]) -> frozenset[int]:
         """Indices of the blocks that are read together. Slots in between that take no part are read for nothing."""
@@ -225,10 +242,11 @@ class Attention:
 
 
 def _exact_tiles(layer: Tensor, groups: int) -> tuple[int, ...]:
-    """Tile sizes that give a query the same result to the last bit, in whatever tile and place it is; (1,) if none do.
+    """Tile sizes that give a query the same result to the last bit, in whatever tile and place it is; at least one.
 
     ``layer`` [slots, 2, kv heads, capacity, dim] gives shape, type and device. A kernel sums over keys and features in
-    an order that hangs on shapes, never on values: so it is tried once, with random ones.
+    an order that hangs on shapes, never on values: so every number of keys that a query may read is tried once, with
+    random ones.
     """
     _, _, kv_heads, capacity, dim = layer.shape
     tiles = [t for t in TILES if groups * t >= _FOLDED]
@@ -237,18 +255,19 @@ def _exact_tiles(layer: Tensor, groups: int) -> tuple[int, ...]:
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(layer.device, layer.dtype)
 
-    alone = random(kv_heads, groups, 1, dim)
+    query = random(1, kv_heads, groups, 1, dim)
+    cache = random(2, 1, kv_heads, capacity, dim)
     with torch.inference_mode():
-        for keys in sorted({min(capacity, n) for n in (BUCKET, 5 * BUCKET, 9 * BUCKET, capacity)}):
-            key, value = random(2, 1, kv_heads, keys, dim)
-            seen = []
+        for keys in {*range(BUCKET, capacity, BUCKET), capacity}:
+            key, value = cache[0, :, :, :keys], cache[1, :, :, :keys]
+            seen = {}
             for tile in tiles:
-                for place in {0, tile // 2, tile - 1}:
-                    query = random(1, kv_heads, groups, tile, dim)
-                    query[0, :, :, place : place + 1] = alone
-                    mask = torch.zeros(1, 1, groups * tile, keys, dtype=layer.dtype, device=layer.device)
-                    got = nn.functional.scaled_dot_product_attention(query.flatten(2, 3), key, value, attn_mask=mask)
-                    seen.append(got.unflatten(2, (groups, tile))[0, :, :, place])
-            if not all(torch.equal(s, seen[0]) for s in seen):
-                return (1,)
+                folded = query.expand(-1, -1, -1, tile, -1).reshape(1, kv_heads, groups * tile, dim)
+                mask = torch.zeros(1, 1, groups * tile, keys, dtype=layer.dtype, device=layer.device)
+                got = nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask)
+                seen[tile] = got.view(kv_heads, groups, tile, dim)
+            first = seen[tiles[0]]
+            if not torch.equal(first, first[:, :, :1].expand_as(first)):
+                return (1,)  # not even the places of one tile agree
+            tiles = [t for t in tiles if torch.equal(seen[t], first[:, :, :1].expand_as(seen[t]))]
     return tuple(tiles)

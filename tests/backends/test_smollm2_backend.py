@@ -96,3 +96,16 @@ def test_a_step_in_bfloat16_is_specialised_too() -> None:
     ours = load_model("smollm2-135m", dtype="bfloat16", capacity=64)
     assert ours.path.specialised, ours.path.detail
     assert ours.path.drift > 0.01
+
+
+def test_int8_blocks_equal_single_steps_at_every_number_of_keys() -> None:
+    """Keys are read up to a multiple of 64; a block that goes beyond one is read in pieces."""
+    ours = load_model("smollm2-135m", quantize="int8", capacity=384)
+    ids = [i * 7919 % 49_000 for i in range(340)]
+    ours.score([Block(0, ids[:150], want=1)])
+    single = torch.cat([ours.score([Block(0, [token], want=1)]) for token in ids[150:]])
+    for size in (3, 16, 40):
+        ours.set_length(0, 150)
+        blocks = [ids[at : at + size] for at in range(150, 340, size)]
+        got = torch.cat([ours.score([Block(0, block, want=len(block))]) for block in blocks])
+        assert torch.equal(got, single), size
