@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 FinishReason = Literal["stop", "length"]
 Exactness = Literal["exact", "approximate"]
 
@@ -41,6 +44,10 @@ class Vocabulary:
     def mask_words(self) -> int:
         """Number of int32 words in one packed mask row."""
         return (len(self.tokens) + 31) // 32
+
+    def legal_ids(self, mask: NDArray[np.int32]) -> NDArray[np.intp]:
+        """The ids that a packed mask row [mask_words] allows, ascending."""
+        return np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=self.size, bitorder="little"))
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.tokens[i] or b"" for i in ids)

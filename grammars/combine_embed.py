@@ -37,7 +37,7 @@ def embed(constraint: JsonSchema | Lark, index: TokenIndex, what: str) -> Embed:
     matcher.mask_into(row)
     row &= ~index.eos_row
     tokens = index.vocabulary.tokens
-    legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+    legal = index.vocabulary.legal_ids(row).tolist()
     first = frozenset(text[0] if (text := tokens[i]) else SPECIAL for i in legal)
     named = tuple(i for i, t in enumerate(tokens) if t is None and is_set(grammar.legal_row, i))
     if isinstance(constraint, Lark):

@@ -80,10 +80,10 @@ class ScriptDrafter:
 
 def other_legal(p: Proposal, token: int) -> int | None:
     """The next legal id above ``token``, in a circle; None if the grammar leaves only that one."""
-    mask, size = p.tx.position.mask, p.sequence.vocabulary.size
+    mask, vocabulary = p.tx.position.mask, p.sequence.vocabulary
     if mask is None:
-        return (token + 1) % size
-    legal = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size])
+        return (token + 1) % vocabulary.size
+    legal = vocabulary.legal_ids(mask)
     others = legal[legal != token]
     if not len(others):
         return None

@@ -6,9 +6,7 @@ import heapq
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from constrained_spec.drafters.base import DrafterFault, Proposal
@@ -171,9 +169,11 @@ class TreeDrafter:
         if plan:
             used = next((t for t, _ in index.after(tail, _SURE) if legal(t)), plan[0])
             tokens = list(dict.fromkeys((used, plan[0])))[:width]
-            if self._heads is None and s.takes_trees:
+            mask = proposal.tx.position.mask
+            if self._heads is None and s.takes_trees and mask is not None:
                 # Nobody else says how the target will spell it.
-                tokens += [t for t in _few(proposal.tx.position.mask) if t not in tokens]
+                legal_ids = s.vocabulary.legal_ids(mask)
+                tokens += [t for t in legal_ids.tolist() if t not in tokens] if len(legal_ids) <= _FEW else []
             trust = _trust(s.counts, "forced")
             return [
                 Guess(t, trust * (_FORCED[rank] if rank < 2 else _SPELLED), "forced", plan[1:] if t == plan[0] else ())
@@ -192,14 +192,6 @@ class TreeDrafter:
         node, level = self._costs
         pace = proposal.first / max(1, proposal.sequence.counts.rounds)  # tokens that a target step brought so far
         return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)
-
-
-def _few(mask: NDArray[np.int32] | None) -> list[int]:
-    """The legal ids, if they are few."""
-    if mask is None:
-        return []
-    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-    return ids.tolist() if len(ids) <= _FEW else []
 
 
 def _trust(counts: Counts, source: str) -> float:
