@@ -30,7 +30,7 @@ class _Record:
     cost: list[float]
     rounds: list[int]
     last: int = -1  # the way of the newest round, -1 before the first
-    seen: tuple[int, int] = (0, 0)  # rounds and output tokens when it was taken
+    seen: tuple[int, int] = (0, 0)  # rounds and accepted drafts when it was taken
     drafts: int = 0  # that it made
     since: int = 0  # rounds since the other ways were tried
 
@@ -74,7 +74,7 @@ class ChoosingDrafter:
     def _take(self, p: Proposal) -> int | None:
         """The way of this block; None where it has been asked already, or none is left."""
         s, record = p.sequence, self._records[id(p.sequence)]
-        now = (s.counts.rounds, p.first)
+        now = (s.counts.rounds, s.counts.accepted)
         if record.last >= 0:
             if now[0] == record.seen[0]:
                 return None
@@ -87,10 +87,9 @@ class ChoosingDrafter:
         return record.last
 
     def _account(self, record: _Record, now: tuple[int, int]) -> None:
-        if now[0] != record.seen[0] + 1:
-            return  # rounds without drafts lay in between: what they committed is nobody's
         way = record.last
-        record.tokens[way] += now[1] - record.seen[1]
+        # Rounds without drafts may lie in between: they accept nothing, and what they commit is nobody's.
+        record.tokens[way] += now[1] - record.seen[1] + 1
         record.cost[way] += 1 + self._ways[way].asking + _DRAFT * record.drafts
         record.rounds[way] += 1
 

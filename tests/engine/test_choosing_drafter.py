@@ -132,6 +132,27 @@ def test_rounds_without_drafts_in_between_are_nobodys() -> None:
     assert len(good.rounds) > 2 * len(bad.rounds)
 
 
+def test_what_rounds_without_drafts_commit_is_not_a_ways() -> None:
+    """Each block of one way is followed by many such rounds: it is neither praised for them nor tried for ever."""
+    model = ToyModel(TOKENS, counting, eos_ids=(0,), capacity=400)
+    good, bad = Scripted("good", 4, True), Scripted("bad", 4, False)
+    drafter = ChoosingDrafter([Way(bad), Way(good)], "auto")
+    s = Sequence(
+        prompt=[1, 2], sampling=Sampling(max_tokens=390, ignore_eos=True), coins=Coins(0), slot=0,
+        vocabulary=model.vocabulary, target=model, capacity=400,
+    )  # fmt: skip
+    model.set_length(0, 0)
+    drafter.open(s)
+    for _ in range(2 * TRIES + AGAIN + 2):
+        asked = len(bad.rounds)
+        run_round(model, Pipeline(model.vocabulary), [Row(s, drafter, 8, "coupling")])
+        if len(bad.rounds) > asked:
+            for _ in range(8):
+                run_round(model, Pipeline(model.vocabulary), [Row(s, drafter, 0, "coupling")])
+    assert len(bad.rounds) == TRIES + 1
+    assert len(good.rounds) == TRIES + AGAIN + 1
+
+
 @pytest.mark.parametrize(("verifier", "sampling", "pattern"), [
     ("coupling", "plain", None), ("coupling", "processed", r"(a|b)+c?"), ("invariant", "plain", None),
 ])  # fmt: skip
