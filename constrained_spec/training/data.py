@@ -128,8 +128,8 @@ class Sampler:
             return None
         constraint = to_constraint(task.output_type)
         grammar = None if constraint is None else compile_constraint(constraint, self._model.vocabulary)
-        shared = next((i for i, pair in enumerate(zip(prompt[:-1], known, strict=False)) if pair[0] != pair[1]), None)
-        self._model.set_length(slot, min(len(known), len(prompt) - 1) if shared is None else shared)
+        shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt[:-1], known, strict=False))
+        self._model.set_length(slot, sum(1 for _ in shared))
         sequence = Sequence(
             prompt=prompt,
             sampling=Sampling(max_tokens=_REQUEST, temperature=1.0, top_p=0.95)
@@ -233,10 +233,8 @@ def split(samples: list[Sample], every: int = 12) -> tuple[list[Sample], list[Sa
     train: list[Sample] = []
     held: list[Sample] = []
     for sample in samples:
-        key = sum(
-            (i + 1) * int(t)
-            for i, t in enumerate(sample.tokens[: None if sample.kind == "own" else sample.prompt].tolist())
-        )
+        told = sample.tokens if sample.kind == "own" else sample.tokens[: sample.prompt]
+        key = sum((i + 1) * int(t) for i, t in enumerate(told.tolist()))
         (held if key % every == 0 else train).append(sample)
     return train, held
 

@@ -459,27 +459,29 @@ class NoTrees:
         return self._inner.score(blocks)
 
 
-def test_a_target_without_trees_gets_chains() -> None:
-    def text(target: ToyModel | NoTrees, drafter: Drafter | None) -> Sequence:
-        s = Sequence(
-            prompt=[1, 2, 1, 3, 1, 2], sampling=Sampling(max_tokens=12, ignore_eos=True), coins=Coins(0), slot=0,
-            capacity=32, vocabulary=target.vocabulary, target=target,
-        )  # fmt: skip
-        target.set_length(0, 0)
-        if drafter is not None:
-            drafter.open(s)
-        while not s.finished:
-            run_round(target, Pipeline(target.vocabulary), [Row(s, drafter, 6, "tree")])
-        return s
+def answer(target: ToyModel | NoTrees, drafter: Drafter | None) -> Sequence:
+    """A text of twelve tokens behind a prompt that repeats itself."""
+    s = Sequence(
+        prompt=[1, 2, 1, 3, 1, 2], sampling=Sampling(max_tokens=12, ignore_eos=True), coins=Coins(0), slot=0,
+        capacity=32, vocabulary=target.vocabulary, target=target,
+    )  # fmt: skip
+    target.set_length(0, 0)
+    if drafter is not None:
+        drafter.open(s)
+    while not s.finished:
+        run_round(target, Pipeline(target.vocabulary), [Row(s, drafter, 6, "tree")])
+    return s
 
+
+def test_a_target_without_trees_gets_chains() -> None:
     pipeline = Pipeline(table(1).vocabulary)
-    plain = text(table(1), None).output
+    plain = answer(table(1), None).output
     for drafter in (TreeDrafter(), TreeModelDrafter(table(2), pipeline, table(1).vocabulary)):
-        s = text(NoTrees(table(1)), drafter)
+        s = answer(NoTrees(table(1)), drafter)
         assert s.output == plain
         assert not s.disabled
         assert s.counts.proposed > 0
-    s = text(NoTrees(table(1)), Guesses())
+    s = answer(NoTrees(table(1)), Guesses())
     assert s.output == plain
     assert "no trees" in s.disabled["guesses"]
 

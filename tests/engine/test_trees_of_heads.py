@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence as Seq
 
 import pytest
@@ -22,20 +21,19 @@ from constrained_spec.engine.round import Row, run_round
 from constrained_spec.errors import ConfigError
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
-from constrained_spec.state.transaction import Commit, Transaction
+from constrained_spec.state.transaction import Transaction
 from constrained_spec.state.tree import tree_block
-from tests.engine.drafter_laws import assert_frequencies
 from tests.engine.test_trained_heads import (
     KINDS,
     SAMPLINGS,
     Behind,
     StateToy,
-    exact_law,
+    answers_follow_the_law,
     heads,
     new_sequence,
     random_part,
 )
-from tests.engine.test_tree_round import NoTrees
+from tests.engine.test_tree_round import NoTrees, answer
 
 RUNS = 500
 
@@ -53,26 +51,11 @@ def tree_of(kind: str, model: StateToy, memory: bool) -> TreeDrafter:
 def test_the_committed_law_is_the_targets(
     kind: str, memory: bool, verifier: str, sampling: str, pattern: str | None
 ) -> None:
-    """Frequencies of whole texts against the enumerated law; false-alarm rate 1e-6, fixed seeds."""
     model = StateToy()
     drafter = tree_of(kind, model, memory)
-    law = exact_law(model, SAMPLINGS[sampling], pattern)
-    seen: Counter[tuple[int, ...]] = Counter()
-    trees = accepted = 0
-    for seed in range(RUNS):
-        s = new_sequence(model, SAMPLINGS[sampling], seed, pattern)
-        drafter.open(s)
-        while not s.finished:
-            [outcome] = run_round(model, Pipeline(model.vocabulary), [Row(s, drafter, 7, verifier)]).outcomes
-            assert isinstance(outcome, Commit)
-        assert not s.disabled, s.disabled
-        drafter.close(s)
-        trees += s.counts.proposed > s.counts.rounds
-        accepted += s.counts.accepted
-        seen[tuple(s.output)] += 1
-    assert trees > RUNS / 2
-    assert accepted > 0
-    assert_frequencies(seen, law, RUNS)
+    counts = answers_follow_the_law(model, drafter, 7, verifier, SAMPLINGS[sampling], pattern, RUNS)
+    assert sum(c.proposed > c.rounds for c in counts) > RUNS / 2
+    assert sum(c.accepted for c in counts) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -278,22 +261,10 @@ def test_a_budget_of_one_is_kept_and_no_level_is_asked_in_vain() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("memory", [False, True])
 def test_a_target_without_trees_gets_chains(kind: str, memory: bool) -> None:
-    model = StateToy()
-    target = NoTrees(model)
-    texts = []
-    for use in (None, tree_of(kind, model, memory)):
-        s = Sequence(
-            prompt=[1, 2, 1, 3, 1, 2], sampling=Sampling(max_tokens=9, ignore_eos=True), coins=Coins(0), slot=0,
-            capacity=24, vocabulary=model.vocabulary, target=target,
-        )  # fmt: skip
-        target.set_length(0, 0)
-        if use is not None:
-            use.open(s)
-        while not s.finished:
-            run_round(target, Pipeline(model.vocabulary), [Row(s, use, 5, "tree")])
-        assert not s.disabled
-        texts.append(s.output)
-    assert texts[0] == texts[1]
+    model = StateToy(capacity=32)
+    s = answer(NoTrees(model), tree_of(kind, model, memory))
+    assert not s.disabled
+    assert s.output == answer(model, None).output
     assert s.counts.proposed > 3
 
 
