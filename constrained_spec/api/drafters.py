@@ -8,7 +8,6 @@ from collections.abc import Sequence as Seq
 
 from constrained_spec.backends.transformers import TransformersModel
 from constrained_spec.drafters.base import Drafter
-from constrained_spec.drafters.choosing import ChoosingDrafter, Way
 from constrained_spec.drafters.eagle import EagleDrafter
 from constrained_spec.drafters.early_exit import EarlyExitDrafter
 from constrained_spec.drafters.forced import ForcedDrafter
@@ -29,8 +28,9 @@ from constrained_spec.processors.pipeline import Pipeline
 
 HISTORY_BYTES = 64 << 20
 CHAINS = ("block", "typical")  # verifiers whose own rule is one for chains
-TREE_COSTS = (0.05, 0.06)  # of a node and of a level of trained heads, in target steps, roughly
-HEADS = 0.35  # of a tree with trained heads before it is judged, in target steps, roughly
+# Of the tree of "auto", which is made for time: a node and a level of trained heads, in target steps, roughly. An int8
+# step is short, and hardly longer for a block.
+TREE_COSTS = {"float": (0.05, 0.12), "int8": (0.03, 0.2)}
 COSTS = {"eagle": 0.1, "model": 0.2, "translate": 0.2}  # of a draft, in target steps, roughly
 
 
@@ -97,8 +97,8 @@ class Drafters:
     def _mixture(
         self, name: str, prediction: str | Seq[int] | None, namespace: str, grammar_key: str | None, verifier: str
     ) -> Drafter:
-        """The caller's text and what earlier outputs say, then everything else: in "auto" a chain or a tree of guesses,
-        in "mixture" a chain whose every place has the source that fared best, and so with a draft model.
+        """The caller's text and what earlier outputs say, then everything else: in "auto" a tree of guesses where there
+        are trained heads, and else a chain whose every place has the source that fared best.
         """
         first: list[Drafter] = [] if prediction is None else [PredictionDrafter(prediction)]
         earlier: list[Drafter] = []
@@ -107,14 +107,16 @@ class Drafters:
         # What a prediction is worth is not learned from requests without one, so it has a name of its own.
         told = name if prediction is None else f"{name} with a prediction"
         drafts = self._draft is not None and self.lost is None
-        if (name == "auto" and not drafts and verifier not in CHAINS) or (verifier == "tree" and prediction is None):
-            whole = self._shared("auto" if name == "auto" and verifier != "tree" else "tree")
-            return MixtureDrafter([*first, *earlier, whole], told, pinned=len(first)) if first or earlier else whole
+        heads = self._part("eagle") is not None
+        if verifier == "tree" and prediction is None:
+            return MixtureDrafter([*earlier, self._shared("tree")], told)
+        if name == "auto" and heads and not drafts and verifier not in CHAINS:
+            return MixtureDrafter([*first, *earlier, self._shared("auto")], told, pinned=len(first))
         ngram = NgramDrafter()
         sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
         if drafts:
             sources.append(self._shared("model" if self._same_vocabulary() else "translate"))
-        elif name == "mixture" and self._part("eagle") is not None:
+        elif name == "mixture" and heads:
             sources.append(self._shared("eagle"))
         return MixtureDrafter(sources, told, pinned=len(first) + 1, costs=COSTS)
 
@@ -125,7 +127,7 @@ class Drafters:
                 "model": lambda: ModelDrafter(self._need_draft(name), self._pipeline, self._model.vocabulary),
                 "translate": self._translate,
                 "tree": lambda: self._tree(heads),
-                "auto": lambda: self._auto(heads),
+                "auto": lambda: self._quick_tree(heads),
                 "tree of eagle": lambda: TreeDrafter(heads=heads, memory=False),
                 "tree of medusa": lambda: TreeDrafter(heads=heads, memory=False),
                 "early-exit": self._early_exit,
@@ -142,12 +144,9 @@ class Drafters:
                     self._made[name] = self.run(makers[name])
         return self._made[name]
 
-    def _auto(self, heads: HeadDrafter | None) -> Drafter:
-        """A chain of what grammar and text say, or a tree: one object for all requests, asked once a round."""
-        ngram = NgramDrafter()
-        chain = MixtureDrafter([ForcedDrafter(ngram), ngram], "chain", pinned=1)
-        tree = TreeDrafter(heads=heads, costs=TREE_COSTS)
-        return ChoosingDrafter([Way(tree, 0.0 if heads is None else HEADS), Way(chain)], "auto")
+    def _quick_tree(self, heads: HeadDrafter | None) -> Drafter:
+        costs = TREE_COSTS["int8" if self._model.numerics == "int8" else "float"]
+        return TreeDrafter(heads=heads, fan=3, beam=3, depth=4, least=0.06, costs=costs)
 
     def _heads_of(self, name: str) -> HeadDrafter | None:
         """The trained heads that a tree grows from; a chain of theirs serves other requests with the same weights."""

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.features import FeatureStore
 from constrained_spec.backends.graphs import Read, StaticStep
-from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product, gated
+from constrained_spec.backends.products import Dense, Int8, Maker, Packed, Product
 from constrained_spec.backends.reading import Attention
 from constrained_spec.backends.slots import SlotCache, SlotLayer
 from constrained_spec.backends.tables import Plain, Quantized, Table, narrowest
@@ -75,7 +75,8 @@ class Mlp:
 
     def onto(self, x: Tensor, residual: Tensor) -> Tensor:
         if self.split is not None:
-            inner = gated(*self.split, x)
+            gate, up = self.split
+            inner = up.times(x, gate.silu(x))
         else:
             assert self.joint is not None
             opened, values = self.joint(x).chunk(2, -1)

@@ -175,13 +175,6 @@ def _fbgemm_is_exact() -> bool:
     return torch.equal(got, x @ levels.float().t())
 
 
-def gated(gate: Product, up: Product, x: Tensor) -> Tensor:
-    """``silu(W_gate x) * W_up x``, in one pass over the result where the layout can."""
-    if isinstance(gate, Packed) and isinstance(up, Packed):
-        return up.times(x, gate.silu(x))
-    return nn.functional.silu(gate(x)) * up(x)
-
-
 Maker = Callable[[Tensor, Tensor | None], Product]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from constrained_spec.backends.base import FeatureModel
-from constrained_spec.backends.products import Maker, gated
+from constrained_spec.backends.products import Maker
 from constrained_spec.drafters.base import Proposal
 from constrained_spec.drafters.heads import LEAST, Branches, Chain, HeadDrafter, Place, committed, drafts
 from constrained_spec.drafters.manifest import Part
@@ -271,9 +271,9 @@ class EagleLayer:
         # Pairs that rotate together lie side by side: the rotation is one complex product (see ``Decoder``).
         pairs = torch.arange(self.dim).view(2, -1).t().flatten()
         turning = torch.cat((w["q"], w["k"])).view(self.heads + self.kv_heads, self.dim, -1)[:, pairs].flatten(0, 1)
-        self._fuse, self._qkv, self._out, self._gate, self._up, self._down = (
+        self._fuse, self._qkv, self._out, self._opening, self._down = (
             make(x.contiguous(), None)
-            for x in (w["fuse"], torch.cat((turning, w["v"])), w["o"], w["gate"], w["up"], w["down"])
+            for x in (w["fuse"], torch.cat((turning, w["v"])), w["o"], torch.cat((w["gate"], w["up"])), w["down"])
         )
         places = torch.arange(model.capacity, device=device, dtype=torch.float64)
         inverse = float(shape["rope_theta"]) ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)
@@ -287,8 +287,8 @@ class EagleLayer:
         """
         x = self._fuse(torch.cat((self._norm(states, "norm_state"), self._norm(embedded, "norm_token")), -1))
         x = self._out.onto(self._attend(self._norm(x, "norm_attention"), both, spans), x)
-        y = self._norm(x, "norm_mlp")
-        x = self._down.onto(gated(self._gate, self._up, y), x)
+        opened, values = self._opening(self._norm(x, "norm_mlp")).chunk(2, -1)
+        x = self._down.onto(nn.functional.silu(opened).mul_(values), x)
         return self._norm(x, "norm_out")
 
     def _attend(self, x: Tensor, both: Tensor, spans: Seq[_Span]) -> Tensor:

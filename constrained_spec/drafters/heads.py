@@ -39,6 +39,7 @@ class ReducedHead:
         self._model = model
         self._width = model.vocabulary.size
         self._places = reduced.long().cpu().numpy()
+        self._member = torch.zeros(self._width, dtype=torch.bool, device=model.device).index_fill_(0, self.ids, True)
         weight = model.head_rows(self.ids).contiguous()
         self.make = _maker(weight)
         self._product = self.make(weight, None)
@@ -55,6 +56,14 @@ class ReducedHead:
         if count <= FEW:
             return torch.from_numpy(np.flatnonzero(legal)).to(self.ids.device)
         return None if legal[self._places].any() else self.ids[:0]
+
+    def reach(self, candidates: Seq[Tensor | None]) -> Tensor:
+        """All ids that are scored at any of these places, each once, [R]."""
+        few = [ids for ids in candidates if ids is not None]
+        if not few:
+            return self.ids
+        legal: Tensor = torch.cat(few).unique()
+        return legal if len(few) == len(candidates) else torch.cat((self.ids, legal[~self._member[legal]]))
 
     def spread(self, states: Tensor, scores: Tensor | None, candidates: Seq[Tensor | None]) -> Tensor:
         """Logits [N, V] from states [N, hidden]: -inf but for the candidates. ``scores`` [N, R], if known already."""
@@ -113,11 +122,11 @@ Place = tuple[Proposal, Branches, int]  # the place after a node of a tree
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """What heads think of N places. ``ids`` [R]: no other id has a chance at any of them; None: any may."""
+    """What heads think of N places. ``ids`` [R]: no other id has a chance at any of them."""
 
     processed: Processed
     finite: Tensor  # [N] bool: the predicted state is
-    ids: Tensor | None
+    ids: Tensor
 
 
 class HeadDrafter(ABC):
@@ -188,8 +197,7 @@ class HeadDrafter(ABC):
         candidates = [self._head.candidates(position) for position in positions]
         logits = self._head.spread(states, None, candidates)
         processed = self._pipeline.process(logits, positions, [p.sequence.processors for p, _, _ in places])
-        dense = all(ids is None for ids in candidates)
-        return Law(processed, states.isfinite().all(-1), self._head.ids if dense else None)
+        return Law(processed, states.isfinite().all(-1), self._head.reach(candidates))
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         """One small step per place, for all rows together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
@@ -58,7 +59,7 @@ class MixtureDrafter:
 
     def _order(self, counts: Counts) -> list[Drafter]:
         free = self.sources[self._pinned :]
-        worth = [_rate(counts, source.name) - self._costs.get(source.name, 0.0) for source in free]
+        worth = [standing(counts, source.name) - self._costs.get(source.name, 0.0) for source in free]
         ranked = sorted(range(len(free)), key=lambda i: (-worth[i], i))
         return [*self.sources[: self._pinned], *(free[i] for i in ranked)]
 
@@ -67,17 +68,17 @@ class MixtureDrafter:
             return False
         if not self._costs.get(source.name):
             return True
-        chance = 1.0
-        for name in set(p.tx.sources) - {source.name}:
-            # Once per source: drafts of one kind stand or fall together.
-            chance *= _rate(p.sequence.counts, name)
-        return chance >= _WORTH
+        return chance_so_far(p, but=source.name) >= _WORTH
 
 
-def _rate(counts: Counts, name: str) -> float:
+def standing(counts: Counts, source: str) -> float:
     """Share of the source's judged drafts that stood, with a prior."""
-    _, accepted = counts.by_source.get(name, (0, 0))
-    return (accepted + _PRIOR * _WEIGHT) / (counts.judged.get(name, 0) + _WEIGHT)
+    return counts.standing(source, _PRIOR, _WEIGHT)
+
+
+def chance_so_far(p: Proposal, but: str = "") -> float:
+    """How likely what other sources have drafted is to stand: once per source, whose drafts stand or fall together."""
+    return math.prod(standing(p.sequence.counts, name) for name in set(p.tx.sources) - {but})
 
 
 def open_guarded(drafter: Drafter, sequence: Sequence) -> None:

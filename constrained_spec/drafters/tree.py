@@ -12,21 +12,24 @@ from torch import Tensor
 from constrained_spec.drafters.base import DrafterFault, Proposal
 from constrained_spec.drafters.continuations import ContinuationIndex
 from constrained_spec.drafters.heads import Branches, HeadDrafter, Law
+from constrained_spec.drafters.mixture import chance_so_far
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.errors import ConfigError
 from constrained_spec.state.sequence import Counts, Sequence
+from constrained_spec.state.transaction import Transaction
 
 _SURE = 2  # tokens before a forced place that must agree with an earlier place, for its spelling to count
 # How likely the first and the second continuation are thought to be, by the length of the n-gram they follow.
-_LIKELY = {1: (0.45, 0.25), 2: (0.65, 0.2), 3: (0.8, 0.15)}
-_LONG = (0.9, 0.1)  # behind longer ones
-_FORCED = (0.6, 0.25)  # the spelling used before, or else the tokeniser's own, and the other one of these
+_LIKELY = {1: (0.28, 0.06), 2: (0.55, 0.07), 3: (0.65, 0.08), 4: (0.75, 0.05), 5: (0.85, 0.05)}
+_LONG = (0.95, 0.03)  # behind longer ones
+_FORCED = (0.7, 0.1)  # the spelling used before, or else the tokeniser's own, and the other one of these
 _SPELLED, _FEW = 0.12, 8  # any other spelling of forced text, where so few are legal
-_LEAST = 0.06  # a path thought less likely than this is not worth its place in the block
-_CERTAIN = 0.85  # share of a continuation that makes asking the heads for others a waste
-_EXPECTED, _WEIGHT = 0.5, 6  # acceptance that the shares above are made for, and the judgements it counts for
-_WORTH = 0.2  # chance that the text comes to a level at all, below which it is not worth a step of the heads
-_BETTER = 0.6  # share of the levels asked that bring a token which the text alone did not
+_LEAST = 0.03  # a path thought less likely than this is not worth its place in the block
+_EXPECTED = {"forced": 0.7, "ngram": 0.65}  # share of the judged drafts that stand where the above is true
+_WEIGHT = 6  # judgements that this belief counts for
+_WORTH = 0.1  # chance that the text comes to a place of a level with a token unknown before, below which none is asked
+_ROOT = 0.25  # the same for the root, which is asked from there on whatever a level costs
+_BETTER = 0.6  # share of the levels asked that then bring that token
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class TreeDrafter:
 
     def __init__(
         self,
-        longest: int = 4,
+        longest: int = 6,
         width: int = 2,
         *,
         heads: HeadDrafter | None = None,
@@ -83,6 +86,7 @@ class TreeDrafter:
         self._least, self._costs = least, costs
         self._memory = NgramDrafter(longest) if memory else None
         self._indices: dict[int, ContinuationIndex] = {}  # by id of an open sequence
+        self._grown: dict[int, Transaction] = {}  # the newest block that has its tree, of a sequence by id
 
     def open(self, sequence: Sequence) -> None:
         if self._heads is not None:
@@ -100,9 +104,15 @@ class TreeDrafter:
         if self._memory is not None:
             self._memory.close(sequence)
         self._indices.pop(id(sequence), None)
+        self._grown.pop(id(sequence), None)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
-        growing = [_Growth(p, self._indices.get(id(p.sequence)), self) for p in proposals if p.room > 0]
+        growing = []
+        for p in proposals:
+            # A mixture asks again behind what is a chain; the budget that is left there is left on purpose.
+            if p.room > 0 and self._grown.get(id(p.sequence)) is not p.tx:
+                self._grown[id(p.sequence)] = p.tx
+                growing.append(_Growth(p, self._indices.get(id(p.sequence)), self))
         with torch.inference_mode():
             self._extrapolate(growing)
         for g in growing:
@@ -131,7 +141,7 @@ class TreeDrafter:
         """The ``fan`` best tokens of the heads at each place."""
         logits = law.processed.logits
         sound = law.finite & ~law.processed.dead
-        scores = logits if law.ids is None else logits.index_select(1, law.ids)
+        scores = logits.index_select(1, law.ids)
         noise: dict[tuple[int, int], Tensor] = {}
         for row, (g, node) in enumerate(places):
             p = g.proposal
@@ -142,11 +152,11 @@ class TreeDrafter:
             key = id(p), place
             if key not in noise:
                 drawn = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores)
-                noise[key] = drawn if law.ids is None else drawn[law.ids]
+                noise[key] = drawn[law.ids]
             scores[row] += noise[key]
         best = scores.topk(min(self._fan, scores.shape[1]), dim=-1)
         shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
-        tokens = best.indices if law.ids is None else law.ids[best.indices]
+        tokens = law.ids[best.indices]
         # One sync a level: the grammar needs each token on the host before the next place's mask exists.
         told = torch.cat((tokens.double(), shares.double(), law.finite.double()[:, None], sound.double()[:, None]), 1)
         found = []
@@ -174,17 +184,20 @@ class TreeDrafter:
                 # Nobody else says how the target will spell it.
                 legal_ids = s.vocabulary.legal_ids(mask)
                 tokens += [t for t in legal_ids.tolist() if t not in tokens] if len(legal_ids) <= _FEW else []
-            trust = _trust(s.counts, "forced")
+            standing = Standing(s.counts, "forced")
             return [
-                Guess(t, trust * (_FORCED[rank] if rank < 2 else _SPELLED), "forced", plan[1:] if t == plan[0] else ())
+                Guess(
+                    t, standing.share(_FORCED[rank] if rank < 2 else _SPELLED, rank), "forced",
+                    plan[1:] if t == plan[0] else (),
+                )
                 for rank, t in enumerate(tokens)
-            ]
+            ]  # fmt: skip
         found = [(t, n) for t, n in index.after(tail) if legal(t)][:width]
-        trust = _trust(s.counts, "ngram")
+        standing = Standing(s.counts, "ngram")
         guesses = []
         for rank, (token, n) in enumerate(found):
             first, second = _LIKELY.get(n, _LONG)
-            guesses.append(Guess(token, trust * (first if rank == 0 else second / rank), "ngram"))
+            guesses.append(Guess(token, standing.share(first if rank == 0 else second / rank, rank), "ngram"))
         return guesses
 
     def prices(self, proposal: Proposal) -> tuple[float, float]:
@@ -194,10 +207,21 @@ class TreeDrafter:
         return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)
 
 
-def _trust(counts: Counts, source: str) -> float:
-    """Below 1, where the source's judged drafts of earlier rounds fared worse in this sequence than expected."""
-    _, accepted = counts.by_source.get(source, (0, 0))
-    return min(1.0, (accepted / _EXPECTED + _WEIGHT) / (counts.judged.get(source, 0) + _WEIGHT))
+class Standing:
+    """How a source's judged drafts of earlier rounds fared in this sequence, beside what its shares are made for."""
+
+    __slots__ = ("_expected", "_found")
+
+    def __init__(self, counts: Counts, source: str) -> None:
+        self._expected = expected = _EXPECTED[source]
+        self._found = counts.standing(source, expected, _WEIGHT)
+
+    def share(self, share: float, rank: int) -> float:
+        """Of a first continuation (``rank`` 0) or another: as given where the source fares as expected."""
+        if self._found <= self._expected:
+            return share * self._found / self._expected
+        missed = (1 - self._found) / (1 - self._expected)
+        return 1 - (1 - share) * missed if rank == 0 else share * missed
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +244,7 @@ class _Growth:
     def __post_init__(self) -> None:
         self.start = self.proposal.tx.at
         self.least, self.worth = self.drafter.prices(self.proposal)
-        self.chance[self.start] = 1.0
+        self.chance[self.start] = chance_so_far(self.proposal)
         self._remember(self.start, ())
 
     def offer(self, node: int, guesses: Seq[Guess]) -> None:
@@ -243,15 +267,19 @@ class _Growth:
         waiting: list[int] = []
         if self.branches is None:
             return waiting
-        if len(self.chance) == 1 and self._open(self.start):
+        if len(self.chance) == 1 and self._open(self.start) and self._unknown(self.start) >= min(_ROOT, self.worth):
             return [self.start]
         while self.heap and len(waiting) < beam:
             node = self._pop()
             if node is not None and self._open(node):
                 waiting.append(node)
-        if len(self.proposal.tokens) >= self.proposal.budget or sum(self.chance[n] for n in waiting) < self.worth:
+        if len(self.proposal.tokens) >= self.proposal.budget or sum(map(self._unknown, waiting)) < self.worth:
             return []
         return waiting
+
+    def _unknown(self, node: int) -> float:
+        """Chance that the text comes to a node and goes on as nothing says so far."""
+        return self.chance[node] * (1 - max(self.known.get(node, {}).values(), default=0.0))
 
     def fill(self) -> None:
         """Use what is left of the budget."""
@@ -262,8 +290,7 @@ class _Growth:
         """Is it worth asking the heads at this node?"""
         if self.branches is None or node in self.branches.asked:
             return False
-        sure = max(self.known.get(node, {}).values(), default=0.0)
-        return sure < _CERTAIN and self.branches.reaches(self.proposal, node)
+        return self.branches.reaches(self.proposal, node)
 
     def _pop(self) -> int | None:
         """Try the likeliest child: the new node, or None if it is illegal there, known already, or has no room."""

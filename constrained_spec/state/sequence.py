@@ -41,6 +41,11 @@ class Counts:
     judged: dict[str, int] = field(default_factory=dict)  # source -> drafts before whose place everything stood
     by_position: list[list[int]] = field(default_factory=list)  # place in a block -> [judged, accepted] rounds
 
+    def standing(self, source: str, prior: float, weight: int) -> float:
+        """Share of a source's judged drafts that stood; ``prior`` counts for ``weight`` judgements."""
+        _, accepted = self.by_source.get(source, (0, 0))
+        return (accepted + prior * weight) / (self.judged.get(source, 0) + weight)
+
 
 class Sequence:
     """One request in one slot.

@@ -14,9 +14,9 @@ from constrained_spec.coins import Coins
 from constrained_spec.config import Sampling
 from constrained_spec.drafters.base import Drafter, Proposal
 from constrained_spec.drafters.eagle import EagleDrafter
-from constrained_spec.drafters.heads import HeadDrafter, Place
-from constrained_spec.drafters.mixture import MixtureDrafter
-from constrained_spec.drafters.tree import TreeDrafter
+from constrained_spec.drafters.heads import HeadDrafter, Law, Place, ReducedHead
+from constrained_spec.drafters.mixture import MixtureDrafter, chance_so_far
+from constrained_spec.drafters.tree import Standing, TreeDrafter
 from constrained_spec.engine.round import Row, run_round
 from constrained_spec.errors import ConfigError
 from constrained_spec.processors.pipeline import Pipeline
@@ -38,8 +38,10 @@ from tests.engine.test_tree_round import NoTrees, answer
 RUNS = 500
 
 
-def tree_of(kind: str, model: StateToy, memory: bool) -> TreeDrafter:
-    return TreeDrafter(heads=heads(kind, model), memory=memory, least=0.0, fan=3, beam=3, depth=3)
+def tree_of(
+    kind: str, model: StateToy, memory: bool, *, costs: tuple[float, float] = (0.0, 0.0), least: float = 0.0
+) -> TreeDrafter:
+    return TreeDrafter(heads=heads(kind, model), memory=memory, least=least, fan=3, beam=3, depth=3, costs=costs)
 
 
 @pytest.mark.parametrize(("kind", "memory", "verifier", "sampling", "pattern"), [
@@ -56,6 +58,17 @@ def test_the_committed_law_is_the_targets(
     counts = answers_follow_the_law(model, drafter, 7, verifier, SAMPLINGS[sampling], pattern, RUNS)
     assert sum(c.proposed > c.rounds for c in counts) > RUNS / 2
     assert sum(c.accepted for c in counts) > 0
+
+
+@pytest.mark.parametrize("verifier", ["tree", "invariant"])
+def test_what_costs_leave_out_changes_no_law(verifier: str) -> None:
+    model = StateToy()
+    drafter = tree_of("eagle", model, True, costs=(0.3, 0.3), least=0.1)
+    counts = answers_follow_the_law(model, drafter, 7, verifier, SAMPLINGS["processed"], r"(a|b)+c?", RUNS)
+    free = tree_of("eagle", model, True)
+    assert sum(c.accepted for c in counts) > 0
+    everything = answers_follow_the_law(model, free, 7, verifier, SAMPLINGS["processed"], r"(a|b)+c?", RUNS)
+    assert sum(c.proposed for c in counts) < sum(c.proposed for c in everything)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -245,6 +258,122 @@ def test_the_tree_goes_on_behind_drafts_of_another() -> None:
         assert p.tokens[0] == 1
         assert len(p.tokens) > 3
         assert all(parent >= 0 for parent in tx.parents[1:]), "everything stands behind the first draft"
+
+
+def test_a_mixture_asks_for_one_tree_a_block() -> None:
+    """Behind a tree that is a chain the mixture asks again: what was left out there is left out on purpose."""
+    model = StateToy(capacity=32)
+    alone, inside = (TreeDrafter(heads=heads("eagle", model), memory=False, fan=1, depth=1) for _ in range(2))
+    for use in (alone, MixtureDrafter([inside])):
+        s = after_first_round(model, use)
+        for _ in range(2):
+            with Transaction(s) as tx:
+                p = Proposal(tx, 8, "coupling")
+                use.propose([p])
+                assert len(p.tokens) == 1
+        use.close(s)
+
+
+def levels(drafter: TreeDrafter, one: HeadDrafter, prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the heads are asked in one block behind a prompt."""
+    asked = 0
+    law_at = one.law_at
+
+    def counting(places: Seq[Place]) -> Law:
+        nonlocal asked
+        asked += 1
+        return law_at(places)
+
+    monkeypatch.setattr(one, "law_at", counting)
+    model = one._model
+    assert isinstance(model, StateToy)
+    s = Sequence(
+        prompt=prompt, sampling=Sampling(max_tokens=12, ignore_eos=True), coins=Coins(1), slot=0,
+        vocabulary=model.vocabulary, target=model, capacity=model.capacity,
+    )  # fmt: skip
+    model.set_length(0, 0)
+    drafter.open(s)
+    with Transaction(s) as tx:
+        model.score([written(s, tx)])
+        tx.commit(0, 3)
+    with Transaction(s) as tx:
+        drafter.propose([Proposal(tx, 12, "coupling")])
+    return asked
+
+
+def test_the_heads_are_asked_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = StateToy(capacity=64)
+    one = heads("eagle", model)
+    unknown, repeated = [1, 2], [1, 2, 3, 1, 2, 2, 3] * 4 + [1, 2, 3, 1, 2, 2]
+    free, dear = TreeDrafter(heads=one, depth=3), TreeDrafter(heads=one, depth=3, costs=(0.0, 9.0))
+    assert levels(free, one, unknown, monkeypatch) == 3
+    assert levels(dear, one, unknown, monkeypatch) == 1, "the first level alone, whatever it costs"
+    assert levels(dear, one, repeated, monkeypatch) == 0, "the text itself is sure how it goes on"
+
+
+def test_every_id_that_is_scored_is_within_reach_once() -> None:
+    head = ReducedHead(StateToy(), torch.tensor([1, 2]))
+    few, one = torch.tensor([2, 3]), torch.tensor([0])
+    for candidates, expected in (
+        ([None], [1, 2]), ([None, few, one, None], [0, 1, 2, 3]), ([few, one, few], [0, 2, 3]), ([one[:0]], []),
+    ):  # fmt: skip
+        assert sorted(head.reach(candidates).tolist()) == expected
+
+
+def behind(sources: dict[str, tuple[int, int]]) -> float:
+    """Chance that a tree starts with, behind one draft of each source whose (judged, accepted) drafts are given."""
+    model = StateToy(capacity=32)
+    drafter = tree_of("eagle", model, False)
+    s = after_first_round(model, drafter)
+    for name, (judged, accepted) in sources.items():
+        s.counts.judged[name], s.counts.by_source[name] = judged, [judged, accepted]
+    with Transaction(s) as tx:
+        p = Proposal(tx, 8, "coupling")
+        for name in sources:
+            p.point(1, name)
+        return chance_so_far(p)
+
+
+def grown_behind(suffix: tuple[int, int]) -> int:
+    """Nodes of a tree behind a draft of a source whose (judged, accepted) drafts are given."""
+    model = StateToy(capacity=32)
+    drafter = tree_of("eagle", model, False, least=0.1)
+    s = after_first_round(model, drafter)
+    s.counts.judged["suffix"], s.counts.by_source["suffix"] = suffix[0], [*suffix]
+    with Transaction(s) as tx:
+        p = Proposal(tx, 12, "coupling")
+        p.point(1, "suffix")
+        drafter.propose([p])
+        return len(p.tokens) - 1
+
+
+def test_drafts_of_others_in_front_of_a_tree_make_it_less_likely() -> None:
+    assert behind({}) == 1.0
+    assert behind({"suffix": (40, 4)}) < 0.2 < behind({"suffix": (40, 20)}) < 0.6 < behind({"suffix": (40, 40)}) < 1.0
+    assert grown_behind((40, 0)) < grown_behind((40, 40))
+    both = behind({"suffix": (40, 20), "prediction": (40, 20)})
+    assert both == pytest.approx(behind({"suffix": (40, 20)}) ** 2)
+
+
+def test_how_a_source_fared_moves_its_shares_both_ways() -> None:
+    """Forced text and copies: what fails gets less of the block, what stands gets more."""
+    model = StateToy(capacity=32)
+    shares: dict[str, list[float]] = {}
+    for name, accepted in itertools.product(("forced", "ngram"), (0, 10, 20, 30, 40)):
+        s = after_first_round(model, tree_of("eagle", model, False))
+        s.counts.judged[name], s.counts.by_source[name] = 40, [40, accepted]
+        standing = Standing(s.counts, name)
+        first, second = standing.share(0.7, 0), standing.share(0.2, 1)
+        assert 0 <= second <= first <= 1
+        shares.setdefault(name, []).append(first)
+        if accepted == 40:
+            assert first > 0.9
+            assert second < 0.1, "where the first always stands, no other does"
+    for name, found in shares.items():
+        assert found == sorted(found), name
+        assert found[0] < 0.15
+    fresh = Standing(after_first_round(model, tree_of("eagle", model, False)).counts, "ngram")
+    assert fresh.share(0.7, 0) == pytest.approx(0.7)
 
 
 def test_a_budget_of_one_is_kept_and_no_level_is_asked_in_vain() -> None:
