@@ -453,6 +453,7 @@ class Engine:
                 total_s=times.finished - times.submitted,
                 forward_s=times.forward,
                 propose_s=times.propose,
+                draft_s=times.draft,
                 overhead_s=statistics.median(times.overheads),
             ),
             seed=job.coins.seed,

@@ -58,8 +58,9 @@ class SpeculationReport:
 class Timing:
     """Wall-clock seconds from submission: until a slot was free, until the first committed token, in all.
 
-    ``forward_s`` and ``propose_s`` are target forwards and drafting of the rounds it took part in, shared with others.
-    ``overhead_s`` is the median over rounds of what is neither target forward nor grammar mask.
+    ``forward_s`` and ``propose_s`` are target forwards and drafting of the rounds it took part in, shared with others;
+    ``draft_s`` the part of drafting that draft models and trained heads computed. ``overhead_s`` is the median over
+    rounds of what is neither a forward of any of them nor grammar mask.
     """
 
     queue_s: float
@@ -67,6 +68,7 @@ class Timing:
     total_s: float
     forward_s: float
     propose_s: float
+    draft_s: float
     overhead_s: float
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from constrained_spec.backends.base import FeatureModel
 from constrained_spec.backends.products import Maker, fastest, quantizer
 from constrained_spec.coins import Role
-from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.manifest import Part, require_target
 from constrained_spec.errors import ModelError
 from constrained_spec.processors.base import Position
@@ -192,10 +192,11 @@ class HeadDrafter(ABC):
         """The law at N places of trees, the row's pipeline applied."""
         for _, branches, node in places:
             branches.asked.add(node)
-        states = self._states_at(places)
         positions = [p.tx.positions[node + 1] for p, _, node in places]
         candidates = [self._head.candidates(position) for position in positions]
-        logits = self._head.spread(states, None, candidates)
+        with draft_forward([p for p, _, _ in places]):
+            states = self._states_at(places)
+            logits = self._head.spread(states, None, candidates)
         processed = self._pipeline.process(logits, positions, [p.sequence.processors for p, _, _ in places])
         return Law(processed, states.isfinite().all(-1), self._head.reach(candidates))
 
@@ -210,7 +211,9 @@ class HeadDrafter(ABC):
         """The block of a proposal may be this drafter's own from a moment ago: a mixture asks again and again."""
         known = [self._chains.get(id(p.sequence)) for p in proposals]
         fresh = [p for p, chain in zip(proposals, known, strict=True) if chain is None or chain.tx is not p.tx]
-        for p, begun in zip(fresh, self._begin(fresh) if fresh else (), strict=True):
+        with draft_forward(fresh):
+            chains = self._begin(fresh) if fresh else ()
+        for p, begun in zip(fresh, chains, strict=True):
             self._chains.pop(id(p.sequence), None)
             if begun is not None:
                 self._chains[id(p.sequence)] = begun
@@ -230,8 +233,9 @@ class HeadDrafter(ABC):
         live, found = [live[i] for i in keep], [found[i] for i in keep]
         if not live:
             return []
-        states, scores = self._states(live)
-        logits = self._head.spread(states, scores, found)
+        with draft_forward([p for p, _ in live]):
+            states, scores = self._states(live)
+            logits = self._head.spread(states, scores, found)
         finite = states.isfinite().all(-1)
         rows = [p for p, _ in live]
         processed = self._pipeline.process(logits, [p.tx.position for p in rows], [p.sequence.processors for p in rows])

@@ -10,7 +10,7 @@ from torch import Tensor
 from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.coins import Coins, Role
 from constrained_spec.drafters.appetite import Appetite
-from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.participant import KvState
@@ -71,7 +71,9 @@ class ModelDrafter:
             for p in live:
                 cache = self._caches[id(p.sequence)]
                 blocks.append(Block(cache.slot, p.sequence.history.tokens[cache.length :], want=1))
-            processed = self._process(self._model.score(blocks), live)
+            with draft_forward(live):
+                logits = self._model.score(blocks)
+            processed = self._process(logits, live)
             tokens, q = self._draw(processed, live)
             # One sync: the grammar needs each token on the host before the next position's mask exists.
             drawn, dead = torch.stack((tokens, processed.dead.to(tokens.dtype))).tolist()
@@ -98,7 +100,8 @@ class ModelDrafter:
                 blocks.append(
                     Block(cache.slot, p.sequence.history.tokens[start : min(start + CHUNK, p.tx.base)], want=0)
                 )
-            self._model.score(blocks)
+            with draft_forward(proposals):
+                self._model.score(blocks)
         return [p for p, cache in lacking if not any(cache is c for _, c in late)]
 
     def _fits(self, p: Proposal) -> bool:

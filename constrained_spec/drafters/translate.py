@@ -16,7 +16,7 @@ from torch import Tensor
 
 from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.coins import Role
-from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.draft_context import DraftContext, common_special
 from constrained_spec.drafters.respell import Speller, without_partial
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
@@ -201,7 +201,8 @@ class TranslateDrafter:
             self._model.set_length(lane.slot, kept)
             del lane.held[kept:]
             blocks.append(Block(lane.slot, d.wanted[kept:], want=1))
-        logits = self._model.score(blocks)
+        with draft_forward([d.proposal for d in live]):
+            logits = self._model.score(blocks)
         for d in live:
             d.lane.held[:] = d.wanted
         return logits

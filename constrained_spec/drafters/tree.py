@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.continuations import ContinuationIndex
 from constrained_spec.drafters.heads import Branches, HeadDrafter, Law
 from constrained_spec.drafters.mixture import chance_so_far
@@ -125,7 +125,9 @@ class TreeDrafter:
         heads = self._heads
         if heads is None:
             return
-        roots = heads.branches([g.proposal for g in growing])
+        proposals = [g.proposal for g in growing]
+        with draft_forward(proposals):
+            roots = heads.branches(proposals)
         for g, root in zip(growing, roots, strict=True):
             g.branches = root
         for _ in range(self._depth):

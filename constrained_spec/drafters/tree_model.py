@@ -9,7 +9,7 @@ from torch import Tensor
 
 from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.coins import Role
-from constrained_spec.drafters.base import DrafterFault, Proposal
+from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.model import _match_width, require_same_vocabulary
 from constrained_spec.errors import ConfigError
 from constrained_spec.processors.pipeline import Pipeline, Processed
@@ -92,10 +92,11 @@ class TreeModelDrafter:
     def _score(self, live: Seq[_Growth]) -> Tensor:
         """The draft's logits at each node to be extended, [sum of nodes, V]."""
         ahead = [block for g in live if (block := g.ahead()) is not None]
-        if ahead:
-            self._model.score(ahead)
         blocks = [g.block() for g in live]
-        logits = self._model.score(blocks)
+        with draft_forward([g.proposal for g in live]):
+            if ahead:
+                self._model.score(ahead)
+            logits = self._model.score(blocks)
         rows, at = [], 0
         for g, block in zip(live, blocks, strict=True):
             # The block ends with the last draft, so row ``want - 1`` stands behind draft ``count - 1``.

@@ -31,11 +31,13 @@ class Times:
     finished: float | None = None
     forward: float = 0.0  # target forwards, all rounds
     propose: float = 0.0  # drafting, draft forwards included
-    overheads: list[float] = field(default_factory=list)  # per round: neither target forward nor masks
+    draft: float = 0.0  # draft forwards
+    overheads: list[float] = field(default_factory=list)  # per round: neither forwards nor masks
 
     def add(self, times: RoundTimes) -> None:
         self.forward += times.forward
         self.propose += times.propose
+        self.draft += times.draft
         self.overheads.append(times.overhead)
 
 

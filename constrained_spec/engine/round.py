@@ -41,9 +41,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds of wall clock spent in one round. ``propose`` holds the ``masks``; ``verify`` is pipeline and verdict."""
+    """Seconds of wall clock spent in one round; ``verify`` is pipeline and verdict.
+
+    ``propose`` holds the ``masks`` and ``draft``, the forwards of draft models and trained heads.
+    """
 
     propose: float
+    draft: float
     forward: float
     masks: float
     verify: float
@@ -51,8 +55,8 @@ class RoundTimes:
 
     @property
     def overhead(self) -> float:
-        """Everything but the target's forward and the grammar masks."""
-        return self.total - self.forward - self.masks
+        """Everything but the forwards of the models and the grammar masks."""
+        return self.total - self.forward - self.draft - self.masks
 
 
 Outcome = Commit | Exception
@@ -78,6 +82,7 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: S
     """
     start = time.perf_counter()
     masks = -sum(r.sequence.mask_seconds for r in rows)
+    draft = -sum(r.sequence.draft_seconds for r in rows)
     with ExitStack() as stack:
         proposals = [Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier) for r in rows]
         _propose(rows, proposals)
@@ -89,8 +94,9 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: S
         verified = time.perf_counter()
         ends = [] if judged is None else _commit_all(rows, proposals, judged)
     masks += sum(r.sequence.mask_seconds for r in rows)
+    draft += sum(r.sequence.draft_seconds for r in rows)
     end = time.perf_counter()
-    times = RoundTimes(proposed - start, scored - proposed, masks, verified - scored, end - start)
+    times = RoundTimes(proposed - start, draft, scored - proposed, masks, verified - scored, end - start)
     return Round(tuple(outcome for outcome, _ in ends), times, tuple(seen for _, seen in ends))
 
 

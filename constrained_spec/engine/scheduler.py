@@ -12,7 +12,7 @@ import bisect
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 
 import torch
@@ -262,9 +262,7 @@ class Scheduler:
         times = [r.times for r in rounds]
         return Round(
             tuple(outcome for r in rounds for outcome in r.outcomes),
-            RoundTimes(
-                *(sum(getattr(t, name) for t in times) for name in ("propose", "forward", "masks", "verify", "total"))
-            ),
+            RoundTimes(*(sum(column) for column in zip(*map(astuple, times), strict=True))),
             tuple(seen for r in rounds for seen in r.inspections),
         )
 
@@ -272,7 +270,7 @@ class Scheduler:
         for job, _ in plan.chunks:
             self._fail(job, _typed(error), "error")
         outcomes: tuple[Outcome, ...] = (error,) if plan.rows else ()
-        return Round(outcomes, RoundTimes(0.0, 0.0, 0.0, 0.0, 0.0), (None,) if plan.rows else ())
+        return Round(outcomes, RoundTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), (None,) if plan.rows else ())
 
     # ---- slots ----------------------------------------------------------------------------------------------------
 

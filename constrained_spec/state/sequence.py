@@ -79,7 +79,7 @@ class Sequence:
         self.counts = Counts()
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
-        self.mask_seconds = 0.0  # a measurement, no state
+        self.mask_seconds = self.draft_seconds = 0.0  # in grammar masks and in draft models: measurements, no state
         self.disabled: dict[str, str] = {}  # drafter -> why it was switched off
         self.suspects: set[str] = set()  # drafters that failed in a group: from then on they draft for this one alone
         self.kv = kv_state(target, slot)

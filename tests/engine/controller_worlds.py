@@ -76,7 +76,9 @@ class World:
                 propose += speaker.asking + speaker.drafting * proposed
             outcomes.append(RowOutcome(key, gamma, proposed, accepted, accepted + 1, Counts()))
         forward = self.step(len(gammas), sum(o.proposed for o in outcomes)) * self.noise(self.random)
-        return outcomes, RoundTimes(propose=propose, forward=forward, masks=0.0, verify=0.0, total=forward + propose)
+        return outcomes, RoundTimes(
+            propose=propose, draft=0.0, forward=forward, masks=0.0, verify=0.0, total=forward + propose
+        )
 
     def expected(self, gammas: Seq[int]) -> tuple[float, float]:
         """Tokens and seconds of a round, on average."""

@@ -44,7 +44,9 @@ def test_gammas_that_follow_the_history_keep_the_law(sampling: str, pattern: str
             # A clock that depends on the very tokens: the next gamma then does too.
             seconds = 0.01 * (1 + 0.02 * proposed + 0.3 * (outcome.tokens[-1] % 3))
             row = RowOutcome(seed, choice.gamma, proposed, accepted, len(outcome.tokens), s.counts)
-            controller.observe([row], RoundTimes(propose=0.0, forward=seconds, masks=0.0, verify=0.0, total=seconds))
+            controller.observe(
+                [row], RoundTimes(propose=0.0, draft=0.0, forward=seconds, masks=0.0, verify=0.0, total=seconds)
+            )
         drafter.close(s)
         controller.forget(seed)
         seen[tuple(s.output)] += 1

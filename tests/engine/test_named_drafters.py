@@ -72,6 +72,15 @@ def test_the_invariant_verifier_gives_the_text_of_the_seed(both: Engine, smollm2
     assert result.tokens == plain.tokens and result.speculation.disabled_reason is None
 
 
+@pytest.mark.parametrize("drafter", ["none", "forced", "early-exit", "tree", "eagle", "medusa", "model"])
+def test_the_time_of_draft_models_is_told_apart(both: Engine, drafter: str) -> None:
+    """Drafting without a model has none of it, and with one it is a part of drafting, and none of the overhead."""
+    times = both.generate(ASK["schema"], CONSTRAINTS["schema"], max_tokens=24, drafter=drafter, gamma=4).timing
+    assert (times.draft_s > 0) == (drafter not in ("none", "forced"))
+    assert times.draft_s <= times.propose_s
+    assert times.forward_s + times.draft_s + times.overhead_s < times.total_s
+
+
 def test_predicted_outputs_are_counted(smollm2: Engine) -> None:
     plain = smollm2.generate(ASK["none"], max_tokens=32, speculation=False)
     result = smollm2.generate(ASK["none"], max_tokens=32, prediction=plain.text)

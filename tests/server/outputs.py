@@ -84,7 +84,7 @@ def output(
     result: Result[Any] = Result(
         text=state.finish(), parsed=None, tokens=tuple(tokens), finish_reason=reason,  # type: ignore[arg-type]
         exactness="exact", usage=Usage(10, len(tokens), 4, 2, 1), speculation=report,
-        timing=Timing(0.25, 0.75, 1.75, 1.0, 0.1, 0.01), seed=1, target=Target("m", "float32"),
+        timing=Timing(0.25, 0.75, 1.75, 1.0, 0.1, 0.05, 0.01), seed=1, target=Target("m", "float32"),
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
     )  # fmt: skip
     result = dataclasses.replace(result, **changes)
