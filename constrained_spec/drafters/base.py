@@ -121,7 +121,10 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """A source of proposals. One object serves many sequences; what it keeps per sequence is a participant."""
+    """A source of proposals. One object serves many sequences; what it keeps per sequence is a participant.
+
+    One that leaves out itself what costs more than it brings has an attribute ``sizes_itself``, which is true.
+    """
 
     @property
     def name(self) -> str: ...

@@ -30,6 +30,7 @@ class MixtureDrafter:
         self.name = name
         self.sources = tuple(sources)
         self._pinned = pinned
+        self.sizes_itself = all(getattr(source, "sizes_itself", False) for source in sources)
         self._costs = dict(costs or {})
 
     def open(self, sequence: Sequence) -> None:

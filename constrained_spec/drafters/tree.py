@@ -30,6 +30,7 @@ _WEIGHT = 6  # judgements that this belief counts for
 _WORTH = 0.1  # chance that the text comes to a place of a level with a token unknown before, below which none is asked
 _ROOT = 0.25  # the same for the root, which is asked from there on whatever a level costs
 _BETTER = 0.6  # share of the levels asked that then bring that token
+_ROOM = 8  # drafts that a block may hold, below which a level that costs is not worth the few nodes it can bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class TreeDrafter:
     the text says the same, both beliefs add up. ``memory`` False leaves all to the heads.
 
     ``costs``: of a node and of a level of the heads, in target steps. What must be expected to bring less than the same
-    time without it brought so far in this sequence is left out; with costs of 0 the whole budget is used.
+    time without it brought so far in this sequence is left out, and the heads are not asked for a block of few drafts:
+    where many requests share a step, each gets few. With costs of 0 the whole budget is used.
 
     All drafts are guesses, chosen from the text before their place alone; for the "invariant" verifier the heads' are
     chosen with the target's own noise. Where the target scores no trees, the tree is a chain.
@@ -86,6 +88,7 @@ class TreeDrafter:
         self._least, self._costs = least, costs
         self._memory = NgramDrafter(longest) if memory else None
         self._indices: dict[int, ContinuationIndex] = {}  # by id of an open sequence
+        self.sizes_itself = any(costs)
         self._grown: dict[int, Transaction] = {}  # the newest block that has its tree, of a sequence by id
 
     def open(self, sequence: Sequence) -> None:
@@ -125,6 +128,8 @@ class TreeDrafter:
         heads = self._heads
         if heads is None:
             return
+        if self._costs[1]:
+            growing = [g for g in growing if g.proposal.budget >= min(_ROOM, g.proposal.tx.draft_room)]
         proposals = [g.proposal for g in growing]
         with draft_forward(proposals):
             roots = heads.branches(proposals)
@@ -141,8 +146,9 @@ class TreeDrafter:
 
     def _best(self, source: str, places: Seq[tuple[_Growth, int]], law: Law) -> list[list[Guess]]:
         """The ``fan`` best tokens of the heads at each place."""
+        if not len(law.ids):
+            return [[] for _ in places]
         logits = law.processed.logits
-        sound = law.finite & ~law.processed.dead
         scores = logits.index_select(1, law.ids)
         noise: dict[tuple[int, int], Tensor] = {}
         for row, (g, node) in enumerate(places):
@@ -159,6 +165,8 @@ class TreeDrafter:
         best = scores.topk(min(self._fan, scores.shape[1]), dim=-1)
         shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
         tokens = law.ids[best.indices]
+        # No law without an id, or with a NaN or +inf: the best value tells, and no other id has one.
+        sound = law.finite & best.values[:, 0].isfinite()
         # One sync a level: the grammar needs each token on the host before the next place's mask exists.
         told = torch.cat((tokens.double(), shares.double(), law.finite.double()[:, None], sound.double()[:, None]), 1)
         found = []

@@ -8,7 +8,7 @@ taken. The way does not end at the first step that does not pay: a step of the c
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 
@@ -34,6 +34,14 @@ class Option:
     @classmethod
     def of(cls, curve: Curve, limit: int, costs: tuple[float, float]) -> Option:
         return cls(curve.points(limit), curve.silent, *costs)
+
+    def whole(self, reach: float) -> Option:
+        """All that may be drafted within ``reach``, or nothing.
+
+        The curve is one of chains: a tree with half of its nodes keeps less than the curve has at half of them.
+        """
+        fitting = [point for point in self.points if point[1] <= reach * (1 - self.silent) + 1e-9]
+        return replace(self, points=fitting[-1:] or self.points[:1])
 
 
 @dataclass(frozen=True, slots=True)

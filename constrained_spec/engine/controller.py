@@ -38,6 +38,7 @@ class RowState:
     fixed: int | None = None
     prefill_tokens: int = 0  # that this round writes for it besides its newest token and its drafts
     drafter_name: str = "auto"
+    sizes_itself: bool = False  # the drafter leaves out what costs more than it brings, for a request that is alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class Controller:
             if gamma <= 0:
                 continue
             option = Option.of(request.record.curve, gamma, self._drafting.of(row.drafter_name))
+            if row.sizes_itself and len(rows) == 1:
+                option = option.whole(plan.reach)
             if row.fixed is None:
                 free.append((i, request, option))
             else:

@@ -200,6 +200,7 @@ class Scheduler:
             fixed=limit if job.mode == "fixed" or not speaks else None,
             prefill_tokens=len(s.history) - s.kv.length - 1,
             drafter_name="none" if job.drafter is None else job.drafter.name,
+            sizes_itself=getattr(job.drafter, "sizes_itself", False),
         )
 
     def _run(self, plan: Plan) -> RoundTimes:

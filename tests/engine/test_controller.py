@@ -6,11 +6,14 @@ All draws are seeded, so every figure is the same on every run.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import pytest
 
-from constrained_spec.engine.controller import Choice, Controller, RowState
+from constrained_spec.engine.controller import Choice, Controller, RowOutcome, RowState
+from constrained_spec.engine.round import RoundTimes
+from constrained_spec.state.sequence import Counts
 from tests.engine.controller_worlds import Speaker, World
 
 B = 0.02  # seconds of a step for one row without drafts
@@ -281,3 +284,73 @@ def test_the_report_says_what_was_measured() -> None:
     assert sum(report.reasons.values()) == 300
     assert report.probes == report.reasons["probe"] > 0
     assert report.gamma_mean > 1
+
+
+# ---- drafters that size their own blocks ----------------------------------------------------------------------------
+
+
+@dataclass
+class Bushes(World):
+    """Rows whose drafter tries ``width`` tokens at each place, down to ``depth``: half a tree keeps less than half.
+
+    One of the tokens of a place stands with chance 0.9.
+    """
+
+    width: int = 3
+    depth: int = 3
+    sizes_itself: bool = True
+
+    def states(self) -> list[RowState]:
+        return [replace(state, sizes_itself=self.sizes_itself) for state in super().states()]
+
+    def play(self, gammas: Seq[int]) -> tuple[list[RowOutcome], RoundTimes]:
+        outcomes = []
+        for key, gamma in enumerate(gammas):
+            proposed = min(gamma, self.width * self.depth)
+            accepted = 0
+            # The likeliest tokens come first: of each place one, then the others of the first place, and so on.
+            while accepted < min(proposed, self.depth) and self.random.random() < self.chance(proposed, accepted):
+                accepted += 1
+            outcomes.append(RowOutcome(key, gamma, proposed, accepted, accepted + 1, Counts()))
+        seconds = self.step(len(gammas), sum(o.proposed for o in outcomes))
+        return outcomes, RoundTimes(propose=0.0, draft=0.0, forward=seconds, masks=0.0, verify=0.0, total=seconds)
+
+    def chance(self, proposed: int, place: int) -> float:
+        others = max(0, min(self.width - 1, (proposed - self.depth) - place * (self.width - 1)))
+        return 0.3 + 0.6 * others / (self.width - 1)
+
+    def expected(self, gammas: Seq[int]) -> tuple[float, float]:
+        tokens = 0.0
+        for gamma in gammas:
+            proposed, reached = min(gamma, self.width * self.depth), 1.0
+            tokens += 1
+            for place in range(min(proposed, self.depth)):
+                reached *= self.chance(proposed, place)
+                tokens += reached
+        return tokens, self.step(len(gammas), sum(min(g, self.width * self.depth) for g in gammas))
+
+
+def bushes(slope: float, *, rows: int = 1, sizes_itself: bool = True) -> Bushes:
+    speakers = [Speaker(0.9) for _ in range(rows)]
+    return Bushes(lambda n, drafts: 1 + 0.1 * n + slope * drafts, speakers, sizes_itself=sizes_itself)
+
+
+def test_a_drafter_that_sizes_itself_gets_all_or_nothing() -> None:
+    for slope, pays in ((0.02, True), (1.0, False)):
+        world = bushes(slope)
+        world.run(Controller(), 400)
+        late = [choice.gamma for [choice] in world.history[100:]]
+        share = sum(gamma >= 9 for gamma in late) / len(late)
+        assert share > 0.9 if pays else share < 0.05
+        assert sum(gamma == 0 for gamma in late) / len(late) > 0.9 or pays
+
+
+def test_the_whole_of_a_tree_is_better_than_what_a_chain_of_so_many_drafts_would_suggest() -> None:
+    whole, part = (bushes(0.06, sizes_itself=own) for own in (True, False))
+    assert whole.run(Controller(), 600) > part.run(Controller(), 600)
+
+
+def test_in_a_batch_rows_share_as_those_of_any_drafter() -> None:
+    one, other = (bushes(0.02, rows=4, sizes_itself=own) for own in (True, False))
+    assert one.run(Controller(), 200) == other.run(Controller(), 200)
+    assert one.history == other.history

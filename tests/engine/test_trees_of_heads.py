@@ -274,7 +274,9 @@ def test_a_mixture_asks_for_one_tree_a_block() -> None:
         use.close(s)
 
 
-def levels(drafter: TreeDrafter, one: HeadDrafter, prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> int:
+def levels(
+    drafter: TreeDrafter, one: HeadDrafter, prompt: Seq[int], monkeypatch: pytest.MonkeyPatch, budget: int = 12
+) -> int:
     """How often the heads are asked in one block behind a prompt."""
     asked = 0
     law_at = one.law_at
@@ -297,7 +299,7 @@ def levels(drafter: TreeDrafter, one: HeadDrafter, prompt: Seq[int], monkeypatch
         model.score([written(s, tx)])
         tx.commit(0, 3)
     with Transaction(s) as tx:
-        drafter.propose([Proposal(tx, 12, "coupling")])
+        drafter.propose([Proposal(tx, budget, "coupling")])
     return asked
 
 
@@ -309,6 +311,8 @@ def test_the_heads_are_asked_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> N
     assert levels(free, one, unknown, monkeypatch) == 3
     assert levels(dear, one, unknown, monkeypatch) == 1, "the first level alone, whatever it costs"
     assert levels(dear, one, repeated, monkeypatch) == 0, "the text itself is sure how it goes on"
+    assert levels(dear, one, unknown, monkeypatch, budget=4) == 0, "four drafts are not worth a level that costs"
+    assert levels(free, one, unknown, monkeypatch, budget=4) > 0
 
 
 def test_every_id_that_is_scored_is_within_reach_once() -> None:
