@@ -30,7 +30,7 @@ _WEIGHT = 6  # judgements that this belief counts for
 _WORTH = 0.1  # chance that the text comes to a place of a level with a token unknown before, below which none is asked
 _ROOT = 0.25  # the same for the root, which is asked from there on whatever a level costs
 _BETTER = 0.6  # share of the levels asked that then bring that token
-_ROOM = 8  # drafts that a block may hold, below which a level that costs is not worth the few nodes it can bring
+_ROOM = 8  # drafts that a block may hold, below which only a chain of what is remembered is worth its cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TreeDrafter:
     the text says the same, both beliefs add up. ``memory`` False leaves all to the heads.
 
     ``costs``: of a node and of a level of the heads, in target steps. What must be expected to bring less than the same
-    time without it brought so far in this sequence is left out, and the heads are not asked for a block of few drafts:
+    time without it brought so far in this sequence is left out, and a block of few drafts is a chain without heads:
     where many requests share a step, each gets few. With costs of 0 the whole budget is used.
 
     All drafts are guesses, chosen from the text before their place alone; for the "invariant" verifier the heads' are
@@ -128,8 +128,7 @@ class TreeDrafter:
         heads = self._heads
         if heads is None:
             return
-        if self._costs[1]:
-            growing = [g for g in growing if g.proposal.budget >= min(_ROOM, g.proposal.tx.draft_room)]
+        growing = [g for g in growing if not g.narrow]
         proposals = [g.proposal for g in growing]
         with draft_forward(proposals):
             roots = heads.branches(proposals)
@@ -210,6 +209,10 @@ class TreeDrafter:
             guesses.append(Guess(token, standing.share(first if rank == 0 else second / rank, rank), "ngram"))
         return guesses
 
+    def is_narrow(self, proposal: Proposal) -> bool:
+        """Is this a block of so few drafts that neither branches nor heads are worth what they cost?"""
+        return any(self._costs) and proposal.budget < min(_ROOM, proposal.tx.draft_room)
+
     def prices(self, proposal: Proposal) -> tuple[float, float]:
         """Chance of a path below which a node is left out, and of all paths to a level below which it is."""
         node, level = self._costs
@@ -247,12 +250,14 @@ class _Growth:
     chance: dict[int, float] = field(default_factory=dict)  # of the path to each node
     known: dict[int, dict[int, float]] = field(default_factory=dict)  # per node: shares that the text gave
     made: int = 0
+    narrow: bool = field(init=False)  # a chain of what is remembered
     least: float = field(init=False)  # see ``TreeDrafter.prices``
     worth: float = field(init=False)
     start: int = field(init=False)  # where the tree begins: behind what another source has drafted
 
     def __post_init__(self) -> None:
         self.start = self.proposal.tx.at
+        self.narrow = self.drafter.is_narrow(self.proposal)
         self.least, self.worth = self.drafter.prices(self.proposal)
         self.chance[self.start] = chance_so_far(self.proposal)
         self._remember(self.start, ())
@@ -310,7 +315,7 @@ class _Growth:
             return None
         chance, _, parent, guess = heapq.heappop(self.heap)
         count = len(p.tokens)
-        if not p.sequence.takes_trees and parent in p.tx.parents:
+        if (self.narrow or not p.sequence.takes_trees) and parent in p.tx.parents:
             return None
         node = p.child(parent, guess.token, guess.source)
         if node is None or len(p.tokens) == count:

@@ -315,6 +315,22 @@ def test_the_heads_are_asked_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> N
     assert levels(free, one, unknown, monkeypatch, budget=4) > 0
 
 
+def test_a_block_of_few_drafts_is_a_chain_where_drafts_cost() -> None:
+    history = [2, 1, 2, 3, 1]  # behind 1 comes 2, and behind 2 both 1 and 3
+    for costs, chain in (((0.05, 0.12), True), ((0.0, 0.0), False)):
+        model = StateToy(capacity=64)
+        s = Sequence(
+            prompt=history, sampling=Sampling(max_tokens=30, ignore_eos=True), coins=Coins(1), slot=0,
+            vocabulary=model.vocabulary, target=model, capacity=64,
+        )  # fmt: skip
+        drafter = TreeDrafter(costs=costs, least=0.0)
+        drafter.open(s)
+        with Transaction(s) as tx:
+            drafter.propose([Proposal(tx, 7, "coupling")])
+            assert tx.drafts
+            assert tx.is_tree != chain
+
+
 def test_every_id_that_is_scored_is_within_reach_once() -> None:
     head = ReducedHead(StateToy(), torch.tensor([1, 2]))
     few, one = torch.tensor([2, 3]), torch.tensor([0])
