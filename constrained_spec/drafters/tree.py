@@ -214,7 +214,7 @@ class TreeDrafter:
         return any(self._costs) and proposal.budget < min(_ROOM, proposal.tx.draft_room)
 
     def prices(self, proposal: Proposal) -> tuple[float, float]:
-        """Chance of a path below which a node is left out, and of all paths to a level below which it is."""
+        """Chance of a path below which a node is left out; chance of what is unknown (``_WORTH``) for a level."""
         node, level = self._costs
         pace = proposal.first / max(1, proposal.sequence.counts.rounds)  # tokens that a target step brought so far
         return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)

@@ -40,8 +40,12 @@ class Option:
 
         The curve is one of chains: a tree with half of its nodes keeps less than the curve has at half of them.
         """
-        fitting = [point for point in self.points if point[1] <= reach * (1 - self.silent) + 1e-9]
+        fitting = [point for point in self.points if point[1] <= self.most(reach)]
         return replace(self, points=fitting[-1:] or self.points[:1])
+
+    def most(self, reach: float) -> float:
+        """Expected drafts that lie within ``reach`` where the row drafts at all."""
+        return reach * (1 - self.silent) + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ def _steps(options: Seq[Option], slope: float, reach: float) -> list[_Step]:
     steps: list[_Step] = []
     for row, option in enumerate(options):
         price = max(slope + option.drafting, 1e-12)
-        most = reach * (1 - option.silent) + 1e-9
+        most = option.most(reach)
         hull: list[tuple[float, Point]] = [(0.0, NOTHING)]  # seconds, point
         for point in option.points:
             if point[1] > most and len(hull) > 1:

@@ -139,10 +139,9 @@ class Controller:
             if gamma <= 0:
                 continue
             option = Option.of(request.record.curve, gamma, self._drafting.of(row.drafter_name))
-            if row.sizes_itself and len(rows) == 1:
-                option = option.whole(plan.reach)
             if row.fixed is None:
-                free.append((i, request, option))
+                alone = row.sizes_itself and len(rows) == 1
+                free.append((i, request, option.whole(plan.reach) if alone else option))
             else:
                 choices[i] = Choice(gamma, "fixed")
                 plan.load = plan.load.more(option, NOTHING, option.points[-1])
