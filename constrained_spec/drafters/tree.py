@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -23,12 +24,15 @@ _SURE = 2  # tokens before a forced place that must agree with an earlier place,
 _LIKELY = {1: (0.28, 0.06), 2: (0.55, 0.07), 3: (0.65, 0.08), 4: (0.75, 0.05), 5: (0.85, 0.05)}
 _LONG = (0.95, 0.03)  # behind longer ones
 _FORCED = (0.7, 0.1)  # the spelling used before, or else the tokeniser's own, and the other one of these
-_SPELLED, _FEW = 0.12, 8  # any other spelling of forced text, where so few are legal
+_FEW = 16  # legal ids up to which forced text may be spelled in any way that is legal
 _LEAST = 0.03  # a path thought less likely than this is not worth its place in the block
 _EXPECTED = {"forced": 0.7, "ngram": 0.65}  # share of the judged drafts that stand where the above is true
 _WEIGHT = 6  # judgements that this belief counts for
-_WORTH = 0.1  # chance that the text comes to a place of a level with a token unknown before, below which none is asked
+# Chance that the text comes to a place of a level with a token unknown before, below which none is asked: where drafts
+# cost, and where the whole budget is used.
+_WORTH, _FREE = 0.1, 0.02
 _ROOT = 0.25  # the same for the root, which is asked from there on whatever a level costs
+_TRUST = 0.75  # share of what heads think of free text under the target's noise that comes true
 _BETTER = 0.6  # share of the levels asked that then bring that token
 _ROOM = 8  # drafts that a block may hold, below which only a chain of what is remembered is worth its cost
 
@@ -49,8 +53,9 @@ class TreeDrafter:
     From the text itself: the ``width`` most recent continuations of its n-grams, and where the grammar forces text, the
     spelling that the sequence used before and the tokeniser's own. Where none is known at the root, it copies as
     ``NgramDrafter`` does. From trained ``heads``, if given: the ``fan`` best of their law at the places they reach,
-    level by level, at most ``beam`` places and ``depth`` levels (the dynamic trees of EAGLE-2, Li et al. 2024); where
-    the text says the same, both beliefs add up. ``memory`` False leaves all to the heads.
+    level by level, at most ``beam`` places and ``depth`` levels (the dynamic trees of EAGLE-2, Li et al. 2024). Of how
+    the target spells forced text they know more than the text, of what it copies less (see ``_Growth.weigh``); where
+    they cannot be asked, every legal spelling is a child. ``memory`` False leaves all to the heads.
 
     ``costs``: of a node and of a level of the heads, in target steps. What must be expected to bring less than the same
     time without it brought so far in this sequence is left out, and a block of few drafts is a chain without heads:
@@ -110,71 +115,84 @@ class TreeDrafter:
         self._grown.pop(id(sequence), None)
 
     def propose(self, proposals: Seq[Proposal]) -> None:
-        growing = []
+        fresh = []
         for p in proposals:
             # A mixture asks again behind what is a chain; the budget that is left there is left on purpose.
             if p.room > 0 and self._grown.get(id(p.sequence)) is not p.tx:
                 self._grown[id(p.sequence)] = p.tx
-                growing.append(_Growth(p, self._indices.get(id(p.sequence)), self))
+                fresh.append(p)
         with torch.inference_mode():
+            roots = self._roots(fresh)
+            growing = [_Growth(p, self._indices.get(id(p.sequence)), self, roots.get(id(p))) for p in fresh]
             self._extrapolate(growing)
         for g in growing:
             g.fill()
             if self._memory is not None and not g.proposal.tokens:
                 self._memory.propose([g.proposal])
 
+    def _roots(self, proposals: Seq[Proposal]) -> dict[int, Branches]:
+        """By id of a proposal: where the heads begin, if they can."""
+        if self._heads is None:
+            return {}
+        asking = [p for p in proposals if not self.is_narrow(p)]
+        with draft_forward(asking):
+            roots = self._heads.branches(asking)
+        return {id(p): root for p, root in zip(asking, roots, strict=True) if root is not None}
+
     def _extrapolate(self, growing: Seq[_Growth]) -> None:
         """Level by level: the heads' law at the likeliest places so far, and its best tokens as children to try."""
         heads = self._heads
         if heads is None:
             return
-        growing = [g for g in growing if not g.narrow]
-        proposals = [g.proposal for g in growing]
-        with draft_forward(proposals):
-            roots = heads.branches(proposals)
-        for g, root in zip(growing, roots, strict=True):
-            g.branches = root
         for _ in range(self._depth):
             asked = [(g, nodes) for g in growing if (nodes := g.take(self._beam))]
             if not asked:
                 return
             places = [(g, node) for g, nodes in asked for node in nodes]
             law = heads.law_at([(g.proposal, b, n) for g, n in places if (b := g.branches) is not None])
-            for (g, node), guesses in zip(places, self._best(heads.name, places, law), strict=True):
-                g.offer(node, guesses)
+            for (g, node), opinion in zip(places, self._opinions(heads.name, places, law), strict=True):
+                g.weigh(node, opinion)
 
-    def _best(self, source: str, places: Seq[tuple[_Growth, int]], law: Law) -> list[list[Guess]]:
-        """The ``fan`` best tokens of the heads at each place."""
+    def _opinions(self, source: str, places: Seq[tuple[_Growth, int]], law: Law) -> list[list[Guess]]:
+        """What the heads think of each place: their ``fan`` best tokens, and what the text suggests there."""
         if not len(law.ids):
             return [[] for _ in places]
         logits = law.processed.logits
         scores = logits.index_select(1, law.ids)
+        known = [list(g.known.get(node, ())) for g, node in places]
+        # Padded with a token that is asked for anyway, or any at all.
+        width = max(map(len, known))
+        told = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in known], device=logits.device).view(
+            len(known), width
+        )
+        texts = logits.gather(1, told.long())
         noise: dict[tuple[int, int], Tensor] = {}
         for row, (g, node) in enumerate(places):
             p = g.proposal
-            if p.sequence.sampling.greedy or p.verifier != "invariant":
+            if not has_noise(p):
                 continue
             # The target's choice is the best of log p plus this noise: a token that leads here is likely to lead there.
             place = p.tx.positions[node + 1].output_index
             key = id(p), place
             if key not in noise:
-                drawn = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores)
-                noise[key] = drawn[law.ids]
-            scores[row] += noise[key]
+                noise[key] = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores)
+            scores[row] += noise[key][law.ids]
+            texts[row] += noise[key][told[row].long()]
         best = scores.topk(min(self._fan, scores.shape[1]), dim=-1)
-        shares = (best.values - scores.logsumexp(-1, keepdim=True)).exp()
+        total = scores.logsumexp(-1, keepdim=True)
+        shares = torch.cat(((best.values - total).exp(), (texts - total).exp()), 1)
         tokens = law.ids[best.indices]
         # No law without an id, or with a NaN or +inf: the best value tells, and no other id has one.
         sound = law.finite & best.values[:, 0].isfinite()
         # One sync a level: the grammar needs each token on the host before the next place's mask exists.
-        told = torch.cat((tokens.double(), shares.double(), law.finite.double()[:, None], sound.double()[:, None]), 1)
+        table = torch.cat((tokens.double(), shares.double(), law.finite.double()[:, None], sound.double()[:, None]), 1)
         found = []
         n = tokens.shape[1]
-        for *row, is_finite, is_sound in told.tolist():
+        for ids, (*row, is_finite, is_sound) in zip(known, table.tolist(), strict=True):
             if not is_finite:
                 raise DrafterFault(f"the {source} head's states are not finite")
-            pairs = zip(row[:n], row[n:], strict=True) if is_sound else ()
-            found.append([Guess(int(token), share, source) for token, share in pairs if share > 0])
+            thought = zip([*map(int, row[:n]), *ids], row[n:], strict=False)
+            found.append([Guess(token, share, source) for token, share in dict(thought).items()] if is_sound else [])
         return found
 
     def remembered(self, proposal: Proposal, index: ContinuationIndex, plan: Seq[int]) -> list[Guess]:
@@ -188,19 +206,11 @@ class TreeDrafter:
         if plan:
             used = next((t for t, _ in index.after(tail, _SURE) if legal(t)), plan[0])
             tokens = list(dict.fromkeys((used, plan[0])))[:width]
-            mask = proposal.tx.position.mask
-            if self._heads is None and s.takes_trees and mask is not None:
-                # Nobody else says how the target will spell it.
-                legal_ids = s.vocabulary.legal_ids(mask)
-                tokens += [t for t in legal_ids.tolist() if t not in tokens] if len(legal_ids) <= _FEW else []
             standing = Standing(s.counts, "forced")
             return [
-                Guess(
-                    t, standing.share(_FORCED[rank] if rank < 2 else _SPELLED, rank), "forced",
-                    plan[1:] if t == plan[0] else (),
-                )
+                Guess(t, standing.share(_FORCED[rank], rank), "forced", plan[1:] if t == plan[0] else ())
                 for rank, t in enumerate(tokens)
-            ]  # fmt: skip
+            ]
         found = [(t, n) for t, n in index.after(tail) if legal(t)][:width]
         standing = Standing(s.counts, "ngram")
         guesses = []
@@ -215,9 +225,16 @@ class TreeDrafter:
 
     def prices(self, proposal: Proposal) -> tuple[float, float]:
         """Chance of a path below which a node is left out; chance of what is unknown (``_WORTH``) for a level."""
+        if not any(self._costs):
+            return self._least, _FREE
         node, level = self._costs
         pace = proposal.first / max(1, proposal.sequence.counts.rounds)  # tokens that a target step brought so far
         return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)
+
+
+def has_noise(proposal: Proposal) -> bool:
+    """Will the target choose by noise that is known already?"""
+    return proposal.verifier == "invariant" and not proposal.sequence.sampling.greedy
 
 
 class Standing:
@@ -237,6 +254,19 @@ class Standing:
         return 1 - (1 - share) * missed if rank == 0 else share * missed
 
 
+def agreed(text: float, heads: float) -> float:
+    """How likely a continuation is that the text has seen (``text``), when the heads think ``heads`` of it.
+
+    Logistic regression on all suites: the heads tell little of what is being copied.
+    """
+    return 1 / (1 + math.exp(-(0.7 + 0.17 * _log_odds(heads) + _log_odds(text))))
+
+
+def _log_odds(share: float) -> float:
+    share = min(max(share, 1e-4), 1 - 1e-4)
+    return math.log(share / (1 - share))
+
+
 @dataclass(slots=True, eq=False)
 class _Growth:
     """One proposal while its tree grows: the paths that are still to be tried, the likeliest first."""
@@ -244,12 +274,14 @@ class _Growth:
     proposal: Proposal
     index: ContinuationIndex | None
     drafter: TreeDrafter
-    branches: Branches | None = None
+    branches: Branches | None
     # (-chance of the path, a number that breaks ties, parent, guess)
     heap: list[tuple[float, int, int, Guess]] = field(default_factory=list)
     chance: dict[int, float] = field(default_factory=dict)  # of the path to each node
-    known: dict[int, dict[int, float]] = field(default_factory=dict)  # per node: shares that the text gave
+    known: dict[int, dict[int, float]] = field(default_factory=dict)  # per node: shares of the tokens behind it
+    forced: set[int] = field(default_factory=set)  # nodes behind which the grammar forces the text
     made: int = 0
+    noised: bool = field(init=False)  # do the heads' shares hold the noise of the target's choice?
     narrow: bool = field(init=False)  # a chain of what is remembered
     least: float = field(init=False)  # see ``TreeDrafter.prices``
     worth: float = field(init=False)
@@ -257,22 +289,36 @@ class _Growth:
 
     def __post_init__(self) -> None:
         self.start = self.proposal.tx.at
+        self.noised = has_noise(self.proposal)
         self.narrow = self.drafter.is_narrow(self.proposal)
         self.least, self.worth = self.drafter.prices(self.proposal)
         self.chance[self.start] = chance_so_far(self.proposal)
         self._remember(self.start, ())
 
-    def offer(self, node: int, guesses: Seq[Guess]) -> None:
-        """Children of ``node`` to try. One that is known already counts as much as both beliefs together."""
+    def weigh(self, node: int, opinion: Seq[Guess]) -> None:
+        """The heads' shares at ``node``, beside what the text knows there. Paths through it change their chance."""
         known = self.known.setdefault(node, {})
-        for g in guesses:
-            before = known.get(g.token, 0.0)
-            share = 1 - (1 - before) * (1 - g.share)
-            known[g.token] = share
-            chance = self.chance[node] * share
-            if chance >= self.least or not self.proposal.tokens:
-                heapq.heappush(self.heap, (-chance, self.made, node, g))
-                self.made += 1
+        before = dict(known)
+        if node in self.forced or not known:
+            # How forced text will be spelled is the target's habit: there the heads know better than any table.
+            trust = 1.0 if node in self.forced or not self.noised else _TRUST
+            known |= {g.token: g.share * trust for g in opinion}
+        else:
+            known |= {g.token: agreed(before[g.token], g.share) for g in opinion if g.token in before}
+            rest = max(0.0, 1 - sum(known.values()))
+            known |= {g.token: g.share * rest for g in opinion if g.token not in before}
+        for g in opinion:
+            if known[g.token] > before.get(g.token, 0.0):
+                self._push(node, g)
+        p = self.proposal
+        for child in range(self.start + 1, len(p.tokens)):
+            parent = p.tx.parents[child]
+            self.chance[child] = self.chance[parent] * self.known[parent][p.tokens[child]]
+
+    def _push(self, node: int, guess: Guess) -> None:
+        chance = self.chance[node] * self.known[node][guess.token]
+        heapq.heappush(self.heap, (-chance, self.made, node, guess))
+        self.made += 1
 
     def take(self, beam: int) -> list[int]:
         """Add the likeliest nodes to the tree, until ``beam`` of them wait for the heads' law; these nodes.
@@ -298,6 +344,9 @@ class _Growth:
 
     def fill(self) -> None:
         """Use what is left of the budget."""
+        for node in sorted(self.forced):
+            if self.branches is None or node not in self.branches.asked:
+                self._spell(node)
         while self.heap and len(self.proposal.tokens) < self.proposal.budget:
             self._pop()
 
@@ -310,22 +359,49 @@ class _Growth:
     def _pop(self) -> int | None:
         """Try the likeliest child: the new node, or None if it is illegal there, known already, or has no room."""
         p = self.proposal
-        if len(p.tokens) >= p.budget:
+        if len(p.tokens) >= p.budget or (-self.heap[0][0] < self.least and p.tokens):
+            # One draft a block is worth its place, however unlikely.
             self.heap.clear()
             return None
         chance, _, parent, guess = heapq.heappop(self.heap)
+        now = self.chance[parent] * self.known[parent][guess.token]
+        if now < -chance:
+            # Thought likelier when it was put there.
+            self._push(parent, guess)
+            return None
         count = len(p.tokens)
         if (self.narrow or not p.sequence.takes_trees) and parent in p.tx.parents:
             return None
         node = p.child(parent, guess.token, guess.source)
         if node is None or len(p.tokens) == count:
             return None
-        self.chance[node] = -chance
+        self.chance[node] = now
         if p.room > 0:
             self._remember(node, guess.rest)
             return node
         return None
 
     def _remember(self, node: int, plan: Seq[int]) -> None:
-        if self.index is not None:
-            self.offer(node, self.drafter.remembered(self.proposal, self.index, plan))
+        if self.index is None:
+            return
+        guesses = self.drafter.remembered(self.proposal, self.index, plan)
+        self.known[node] = {g.token: g.share for g in guesses}
+        for g in guesses:
+            self._push(node, g)
+        if guesses and guesses[0].source == "forced":
+            self.forced.add(node)
+            if self.branches is None:
+                self._spell(node)
+
+    def _spell(self, node: int) -> None:
+        """All that forced text may begin with, where the heads do not say how the target will spell it."""
+        p, known = self.proposal, self.known[node]
+        rest = 1 - sum(known.values())
+        mask = p.tx.positions[node + 1].mask
+        if self.narrow or mask is None or not p.sequence.takes_trees or self.chance[node] * rest < self.least:
+            return
+        legal = p.sequence.vocabulary.legal_ids(mask)
+        others = [token for token in legal.tolist() if token not in known] if len(legal) <= _FEW else []
+        for token in others:
+            known[token] = rest / len(others)
+            self._push(node, Guess(token, known[token], "forced"))

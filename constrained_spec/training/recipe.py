@@ -95,8 +95,9 @@ def make_part(
         progress=show,
     )
     progress("measuring", 0.0, "")
+    whole = left / (1 - SAMPLING_SHARE)  # in which answers that were there already are sampled as well
     recipe: dict[str, Any] = {
-        "command": f"constrained-spec train {kind} --target {model.name} --tokens {tokens} --minutes {minutes:g} "
+        "command": f"constrained-spec train {kind} --target {model.name} --tokens {tokens} --minutes {whole:.0f} "
         f"--loss {loss} --seed {seed}",
         "answers": len(train_set),
         "tokens": sum(s.outputs for s in train_set),

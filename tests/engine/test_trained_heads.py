@@ -39,13 +39,21 @@ KINDS: dict[str, type[HeadDrafter]] = {"medusa": MedusaDrafter, "eagle": EagleDr
 class StateToy(ToyModel):
     """A world whose logits are a product of a state that the last tokens and their number decide."""
 
-    def __init__(self, seed: int = 1, *, slots: int = 1, capacity: int = 24, shows: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int = 1,
+        *,
+        slots: int = 1,
+        capacity: int = 24,
+        shows: bool = True,
+        tokens: Seq[bytes | None] = TOKENS,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self._head = torch.randn(len(TOKENS), SIZE, generator=generator) * 0.6
-        self._table = torch.randn(len(TOKENS), SIZE, generator=generator)
+        self._head = torch.randn(len(tokens), SIZE, generator=generator) * 0.6
+        self._table = torch.randn(len(tokens), SIZE, generator=generator)
         self._seed, self._shows = seed, shows
         self._known: dict[int, Tensor] = {}
-        super().__init__(TOKENS, lambda prefix: self._head @ self.state(prefix), eos_ids=(0,), slots=slots,
+        super().__init__(tokens, lambda prefix: self._head @ self.state(prefix), eos_ids=(0,), slots=slots,
                          capacity=capacity)  # fmt: skip
 
     def state(self, prefix: tuple[int, ...]) -> Tensor:
