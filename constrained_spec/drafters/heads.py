@@ -277,9 +277,10 @@ class HeadDrafter(ABC):
             greedy = torch.tensor(processed.greedy, device=q.device)
             at_one = (processed.logits.amax(-1) - processed.logits.logsumexp(-1)).exp()
             surest = torch.where(greedy, at_one, surest)
-        tokens = torch.empty(len(rows), dtype=torch.long, device=q.device)
-        coupled = [i for i, p in enumerate(rows) if p.verifier != "invariant"]
-        shared = [i for i, p in enumerate(rows) if p.verifier == "invariant"]
+        tokens = processed.choices().clone()
+        sampled = [i for i, p in enumerate(rows) if not p.sequence.sampling.greedy]
+        coupled = [i for i in sampled if rows[i].verifier != "invariant"]
+        shared = [i for i in sampled if rows[i].verifier == "invariant"]
         if coupled:
             coins = [rows[i].sequence.coins.uniform(Role.DRAFT, rows[i].round, _place(rows[i])) for i in coupled]
             u = torch.tensor(coins, dtype=torch.float64, device=q.device)
@@ -289,7 +290,7 @@ class HeadDrafter(ABC):
             tokens[coupled] = self._head.ids[drawn] if dense else drawn
         if shared:
             noise = [torch.from_numpy(rows[i].sequence.coins.gumbel(_place(rows[i]), q.shape[1])) for i in shared]
-            tokens[shared] = gumbel_choices(q[shared], torch.stack(noise).to(q.device))
+            tokens[shared] = gumbel_choices(processed.logits[shared], noise)
         return tokens, q, surest
 
 

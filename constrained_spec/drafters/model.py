@@ -119,17 +119,16 @@ class ModelDrafter:
         if all(p.sequence.sampling.greedy for p in live):
             return processed.choices(), None
         q = processed.probabilities()
-        coupled = [i for i, p in enumerate(live) if p.verifier != "invariant"]
-        shared = [i for i, p in enumerate(live) if p.verifier == "invariant"]
-        tokens = torch.empty(len(live), dtype=torch.long, device=q.device)
+        sampled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy]
+        coupled = [i for i in sampled if live[i].verifier != "invariant"]
+        shared = [i for i in sampled if live[i].verifier == "invariant"]
+        tokens = processed.choices().clone()
         if coupled:
             coins = [_coins(live[i]).uniform(Role.DRAFT, live[i].round, _place(live[i])) for i in coupled]
             tokens[coupled] = inverse_cdf(q[coupled], torch.tensor(coins, dtype=torch.float64, device=q.device))
         if shared:
-            noise = torch.stack(
-                [torch.from_numpy(_coins(live[i]).gumbel(_place(live[i]), self._width)) for i in shared]
-            )
-            tokens[shared] = gumbel_choices(q[shared], noise.to(q.device))
+            noise = [torch.from_numpy(_coins(live[i]).gumbel(_place(live[i]), self._width)) for i in shared]
+            tokens[shared] = gumbel_choices(processed.logits[shared], noise)
         return tokens, q
 
 

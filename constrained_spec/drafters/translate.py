@@ -266,16 +266,17 @@ def _draw(processed: Processed, live: Seq[Proposal]) -> tuple[Tensor, Tensor]:
     if all(p.sequence.sampling.greedy for p in live):
         return processed.choices(), processed.logits  # all are point masses: nothing was drawn from any row
     q = processed.probabilities()
-    tokens = torch.empty(len(live), dtype=torch.long, device=q.device)
+    tokens = processed.choices().clone()
     places = [p.tx.position.output_index for p in live]
-    coupled = [i for i, p in enumerate(live) if p.verifier != "invariant"]
-    shared = [i for i, p in enumerate(live) if p.verifier == "invariant"]
+    sampled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy]
+    coupled = [i for i in sampled if live[i].verifier != "invariant"]
+    shared = [i for i in sampled if live[i].verifier == "invariant"]
     if coupled:
         coins = [live[i].sequence.coins.uniform(Role.DRAFT, live[i].round, places[i]) for i in coupled]
         tokens[coupled] = inverse_cdf(q[coupled], torch.tensor(coins, dtype=torch.float64, device=q.device))
     if shared:
         noise = [torch.from_numpy(live[i].sequence.coins.gumbel(places[i], q.shape[1])) for i in shared]
-        tokens[shared] = gumbel_choices(q[shared], torch.stack(noise).to(q.device))
+        tokens[shared] = gumbel_choices(processed.logits[shared], noise)
     return tokens, q
 
 

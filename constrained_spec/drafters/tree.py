@@ -26,13 +26,14 @@ _LONG = (0.95, 0.03)  # behind longer ones
 _FORCED = (0.7, 0.1)  # the spelling used before, or else the tokeniser's own, and the other one of these
 _FEW = 16  # legal ids up to which forced text may be spelled in any way that is legal
 _LEAST = 0.03  # a path thought less likely than this is not worth its place in the block
-_EXPECTED = {"forced": 0.7, "ngram": 0.65}  # share of the judged drafts that stand where the above is true
+_EXPECTED = {"forced": 0.7, "ngram": 0.65}  # share of the judged places that stand where the above is true
 _WEIGHT = 6  # judgements that this belief counts for
 # Chance that the text comes to a place of a level with a token unknown before, below which none is asked: where drafts
 # cost, and where the whole budget is used.
 _WORTH, _FREE = 0.1, 0.02
 _ROOT = 0.25  # the same for the root, which is asked from there on whatever a level costs
 _TRUST = 0.75  # share of what heads think of free text under the target's noise that comes true
+_NOISE = 0.8  # weight of the target's noise beside the heads' law; measured, from 0.7 to 1 it matters little
 _BETTER = 0.6  # share of the levels asked that then bring that token
 _ROOM = 8  # drafts that a block may hold, below which only a chain of what is remembered is worth its cost
 
@@ -160,24 +161,24 @@ class TreeDrafter:
         logits = law.processed.logits
         scores = logits.index_select(1, law.ids)
         known = [list(g.known.get(node, ())) for g, node in places]
-        # Padded with a token that is asked for anyway, or any at all.
         width = max(map(len, known))
-        told = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in known], device=logits.device).view(
-            len(known), width
-        )
-        texts = logits.gather(1, told.long())
+        # A row is filled up with any token: its share is not read.
+        filled = [[*ids, *[0] * (width - len(ids))] for ids in known]
+        told = torch.tensor(filled, dtype=torch.long, device=logits.device).view(len(known), width)
+        texts = logits.gather(1, told)
         noise: dict[tuple[int, int], Tensor] = {}
         for row, (g, node) in enumerate(places):
             p = g.proposal
             if not has_noise(p):
                 continue
             # The target's choice is the best of log p plus this noise: a token that leads here is likely to lead there.
+            # The heads' law is an estimate, flatter than p, where the noise would decide more than it does in p.
             place = p.tx.positions[node + 1].output_index
             key = id(p), place
             if key not in noise:
-                noise[key] = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores)
+                noise[key] = torch.from_numpy(p.sequence.coins.gumbel(place, logits.shape[1])).to(scores) * _NOISE
             scores[row] += noise[key][law.ids]
-            texts[row] += noise[key][told[row].long()]
+            texts[row] += noise[key][told[row]]
         best = scores.topk(min(self._fan, scores.shape[1]), dim=-1)
         total = scores.logsumexp(-1, keepdim=True)
         shares = torch.cat(((best.values - total).exp(), (texts - total).exp()), 1)

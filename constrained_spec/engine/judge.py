@@ -96,20 +96,20 @@ def _judge_chains(proposals: Seq[Proposal], processed: Processed, first: Seq[int
     draft, lengths = _padded([p.tokens for p in proposals], device)
     if all(p.sequence.sampling.greedy for p in proposals):
         return match(processed.choices(), start, draft, lengths)
-    probabilities = processed.probabilities()
     verdict: Verdict | None = None
     for kind in sorted({p.verifier for p in proposals}):
         if kind == "invariant":
             choices = processed.choices().clone()
             for p, begin in zip(proposals, first, strict=True):
-                if p.verifier == kind:
-                    _choose_by_noise(choices, probabilities, p, begin, range(len(p.tokens) + 1))
+                if p.verifier == kind and not p.sequence.sampling.greedy:
+                    _choose_by_noise(choices, processed.logits, p, begin, range(len(p.tokens) + 1))
             own = match(choices, start, draft, lengths)
         elif kind == "typical":
-            own = typical(probabilities, start, draft, lengths, _draw_coins(proposals, device))
+            own = typical(processed.probabilities(), start, draft, lengths, _draw_coins(proposals, device))
         else:
             coins = _accept_coins(proposals, draft), _draw_coins(proposals, device)
-            own = CHAIN_JUDGES[kind](probabilities, start, draft, lengths, *_sources(proposals, draft), *coins)
+            rows = processed.probabilities()
+            own = CHAIN_JUDGES[kind](rows, start, draft, lengths, *_sources(proposals, draft), *coins)
         if verdict is None:
             verdict = own
             continue
@@ -180,29 +180,28 @@ def _own_choices(trees: Seq[_Tree], processed: Processed) -> Tensor:
     sampled = [t for t in trees if t.chooses and not t.proposal.sequence.sampling.greedy]
     if not sampled:
         return choices
-    choices, probabilities = choices.clone(), processed.probabilities()
+    choices = choices.clone()
     for t in sampled:
         p = t.proposal
         if p.verifier == "invariant":
-            _choose_by_noise(choices, probabilities, p, t.first, t.depths)
+            _choose_by_noise(choices, processed.logits, p, t.first, t.depths)
             continue
         # A draw per place in the output: the nodes of one depth share it, and no two of them stand in one path.
         coins = p.sequence.coins.uniforms(Role.RECOVER, p.round, p.first, t.depth + 1)[t.depths]
         rows = slice(t.first, t.first + len(t.depths))
-        choices[rows] = inverse_cdf(probabilities[rows], torch.from_numpy(coins).to(choices.device))
+        choices[rows] = inverse_cdf(processed.probabilities()[rows], torch.from_numpy(coins).to(choices.device))
     return choices
 
 
 # ---- coins and sources --------------------------------------------------------------------------------------------
 
 
-def _choose_by_noise(choices: Tensor, probabilities: Tensor, p: Proposal, first: int, depths: Seq[int]) -> None:
+def _choose_by_noise(choices: Tensor, scores: Tensor, p: Proposal, first: int, depths: Seq[int]) -> None:
     """Write into ``choices`` [N] what the target chooses with the noise of each place of ``p``, of the given depths."""
-    width = probabilities.shape[1]
+    width = scores.shape[1]
     noise = [torch.from_numpy(p.sequence.coins.gumbel(p.first + d, width)) for d in range(max(depths) + 1)]
     rows = slice(first, first + len(depths))
-    own = torch.stack([noise[d] for d in depths]).to(probabilities.device)
-    choices[rows] = gumbel_choices(probabilities[rows], own)
+    choices[rows] = gumbel_choices(scores[rows], [noise[d] for d in depths])
 
 
 def _padded(rows: Seq[Seq[int]], device: torch.device) -> tuple[Tensor, Tensor]:

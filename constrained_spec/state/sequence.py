@@ -38,11 +38,13 @@ class Counts:
     recovered: int = 0
     bonus: int = 0
     by_source: dict[str, list[int]] = field(default_factory=dict)  # source -> [proposed, accepted]
-    judged: dict[str, int] = field(default_factory=dict)  # source -> drafts before whose place everything stood
+    judged: dict[str, int] = field(
+        default_factory=dict
+    )  # source -> places that it offered drafts for, and that were reached
     by_position: list[list[int]] = field(default_factory=list)  # place in a block -> [judged, accepted] rounds
 
     def standing(self, source: str, prior: float, weight: int) -> float:
-        """Share of a source's judged drafts that stood; ``prior`` counts for ``weight`` judgements."""
+        """Share of a source's judged places at which it stood; ``prior`` counts for ``weight`` judgements."""
         _, accepted = self.by_source.get(source, (0, 0))
         return (accepted + prior * weight) / (self.judged.get(source, 0) + weight)
 

@@ -308,11 +308,15 @@ class Transaction:
             row = counts.by_source.setdefault(source, [0, 0])
             row[0] += 1
             row[1] += i in kept
-        # A place was judged if all before it stood and there was a draft at it.
+        # A place was judged if all before it stood and there was a draft at it. A source that offered several tokens
+        # there hit or missed once.
         last = kept[-1] if kept else -1
-        for i, source in enumerate(self.sources):
-            if i in kept or self.parents[i] == last:
-                counts.judged[source] = counts.judged.get(source, 0) + 1
+        reached = (-1, *kept)
+        offers = dict.fromkeys(
+            (p, source) for p, source in zip(self.parents, self.sources, strict=True) if p in reached
+        )
+        for _, source in offers:
+            counts.judged[source] = counts.judged.get(source, 0) + 1
         judged = len(kept) + (last in self.parents)
         counts.by_position += [[0, 0] for _ in range(judged - len(counts.by_position))]
         for place in range(judged):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
+
+_Style = Callable[[str], str]  # how a name is written
 
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "full_name": ("name", "person", "who", "contact_name", "employee"),
@@ -95,7 +98,7 @@ def varied(rng: Random, schema: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _object(rng: Random, schema: dict[str, Any], style: Any, keep: float) -> dict[str, Any]:
+def _object(rng: Random, schema: dict[str, Any], style: _Style, keep: float) -> dict[str, Any]:
     names = list(schema["properties"])
     kept = [n for n in names if rng.random() < keep] or names[:1]
     if rng.random() < 0.3:
@@ -111,7 +114,7 @@ def _object(rng: Random, schema: dict[str, Any], style: Any, keep: float) -> dic
     return out
 
 
-def _value(rng: Random, name: str, schema: dict[str, Any], style: Any) -> dict[str, Any]:
+def _value(rng: Random, name: str, schema: dict[str, Any], style: _Style) -> dict[str, Any]:
     if schema.get("type") == "object":
         return _object(rng, schema, style, keep=0.9)
     if schema.get("type") == "array":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,15 @@ def greedy_choices(logits: Tensor) -> Tensor:  # [N, V] -> [N] int64
     return logits.argmax(-1)
 
 
-def gumbel_choices(p: Tensor, noise: Tensor) -> Tensor:  # [N, V], [N, V] -> [N] int64
+def gumbel_choices(scores: Tensor, noise: Sequence[Tensor]) -> Tensor:  # [N, V], N times [V] float64 -> [N] int64
     """argmax(log p + g): a draw from p when g is standard Gumbel noise (Gumbel 1954; Maddison et al. 2014).
 
-    With noise keyed by position alone the draw is a function of (prefix, position): the *invariant* verifier. Target
-    and draft that share the noise agree often (`gumbel_joint` has the exact chance). A token of probability zero is
-    never chosen; a row of zeros yields 0.
+    ``scores`` are log p up to a constant per row, -inf where p is zero. With noise keyed by position alone the draw is
+    a function of (prefix, position): the *invariant* verifier. Target and draft that share the noise agree often
+    (`gumbel_joint` has the exact chance). A token of probability zero is never chosen; a row without any yields 0.
     """
-    return torch.where(p > 0, p.double().log() + noise, -torch.inf).argmax(-1)
+    if scores.device.type == "cpu":
+        # Row by row: a table of doubles for all of them would not fit the cache. numpy's argmax is vectorised.
+        rows = zip(scores.numpy(), noise, strict=True)
+        return torch.tensor([int((row + own.numpy()).argmax()) for row, own in rows], dtype=torch.long)
+    return (scores.double() + torch.stack(tuple(noise)).to(scores.device)).argmax(-1)

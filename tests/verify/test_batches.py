@@ -183,7 +183,7 @@ def test_no_value_is_read_back_from_the_device() -> None:
         verdict = coupling(p, first, draft, lengths, rows, draft, u, u[:, 0])
         assert verdict.token.device.type == "meta"
     assert match(greedy_choices(p), first, draft, lengths).token.shape == (3,)
-    assert gumbel_choices(p, p.double()).shape == (9,)
+    assert gumbel_choices(p, list(p.double())).shape == (9,)
 
 
 def test_inputs_stay_as_they_are() -> None:
@@ -215,4 +215,20 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
 def test_gumbel_never_chooses_the_impossible() -> None:
     p = torch.tensor([[0.0, 1e-30, 0.0], [0.0, 0.0, 0.0]])
     noise = torch.tensor([[40.0, -4.0, 40.0], [40.0, -4.0, 40.0]], dtype=torch.float64)
-    assert gumbel_choices(p, noise).tolist() == [1, 0]
+    assert gumbel_choices(p.log(), list(noise)).tolist() == [1, 0]
+
+
+def test_gumbel_is_the_largest_sum_in_double_precision() -> None:
+    """Ties of single precision are none: what decides is far below the last digit of the scores."""
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(6, 50, generator=generator).mul(1e4).float()
+    scores[:, ::3] = -torch.inf
+    noise = list(torch.randn(6, 50, generator=generator, dtype=torch.float64) * 1e-6)
+    noise[2] = noise[1]
+    scores[2] = scores[1]
+    scores[4, 7] = scores[4, 8] = 1e6
+    expected = [(row.double() + own).argmax().item() for row, own in zip(scores, noise, strict=True)]
+    found = gumbel_choices(scores, noise).tolist()
+    assert found == expected
+    assert found[1] == found[2]
+    assert found[4] == (7 if noise[4][7] > noise[4][8] else 8)

@@ -141,9 +141,9 @@ def invariant_texts(world: World, gamma: int, n: int, drafted: bool) -> list[Pre
                 if draft is None:
                     break
                 q = one_hot(draft, world.vocab) if isinstance(draft, int) else draft
-                tokens.append(int(gumbel_choices(torch.tensor([q]), noise[j].unsqueeze(0))))
+                tokens.append(int(gumbel_choices(torch.tensor([q]).log(), [noise[j]])))
             p = torch.tensor([world.target((*text, *tokens[:j])) for j in range(len(tokens) + 1)])
-            choices = gumbel_choices(p, torch.stack(noise[: len(tokens) + 1]))
+            choices = gumbel_choices(p.log(), noise[: len(tokens) + 1])
             verdict = match(choices, torch.tensor([0]), torch.tensor([tokens]).long(), torch.tensor([len(tokens)]))
             text = world.trim((*text, *tokens[: int(verdict.accepted)], int(verdict.token)), LENGTH)
         texts.append(text)
@@ -175,7 +175,7 @@ def test_gumbel_joint_is_what_shared_noise_does(make_random_world: Callable[...,
         assert [sum(column) for column in zip(*joint, strict=True)] == pytest.approx(q, abs=1e-12)
         noise = torch.from_numpy(Coins(SEED).gumbel(0, n * size)).view(n, size)
         rows = [torch.tensor([row], dtype=torch.float64).expand(n, -1) for row in (p, q)]
-        x, y = (gumbel_choices(row, noise) for row in rows)
+        x, y = (gumbel_choices(row.log(), list(noise)) for row in rows)
         counts = torch.bincount(x * size + y, minlength=size * size).tolist()
         assert chi_square(counts, np.array(joint).clip(0).ravel().tolist()) > FALSE_ALARM
 
