@@ -25,7 +25,7 @@ _LIKELY = {1: (0.28, 0.06), 2: (0.55, 0.07), 3: (0.65, 0.08), 4: (0.75, 0.05), 5
 _LONG = (0.95, 0.03)  # behind longer ones
 _FORCED = (0.7, 0.1)  # the spelling used before, or else the tokeniser's own, and the other one of these
 _FEW = 16  # legal ids up to which forced text may be spelled in any way that is legal
-_LEAST = 0.03  # a path thought less likely than this is not worth its place in the block
+_LEAST = 0.01  # a path thought less likely than this is not worth its place in the block
 _EXPECTED = {"forced": 0.7, "ngram": 0.65}  # share of the judged places that stand where the above is true
 _WEIGHT = 6  # judgements that this belief counts for
 # Chance that the text comes to a place of a level with a token unknown before, below which none is asked: where drafts
@@ -75,7 +75,7 @@ class TreeDrafter:
         *,
         heads: HeadDrafter | None = None,
         memory: bool = True,
-        fan: int = 4,
+        fan: int = 6,
         beam: int = 4,
         depth: int = 6,
         least: float = _LEAST,
