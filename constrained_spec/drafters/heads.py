@@ -12,15 +12,14 @@ from torch import Tensor
 
 from constrained_spec.backends.base import FeatureModel
 from constrained_spec.backends.products import Maker, fastest, quantizer
-from constrained_spec.coins import Role
 from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
+from constrained_spec.drafters.draws import draw
 from constrained_spec.drafters.manifest import Part, require_target
 from constrained_spec.errors import ModelError
 from constrained_spec.processors.base import Position
 from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Transaction
-from constrained_spec.verify import gumbel_choices, inverse_cdf
 
 LEAST = 0.15  # estimated chance of being kept below which a draft costs more than it brings
 FEW = 512  # legal ids up to which they are scored one by one, whether the reduced vocabulary has them or not
@@ -277,25 +276,8 @@ class HeadDrafter(ABC):
             greedy = torch.tensor(processed.greedy, device=q.device)
             at_one = (processed.logits.amax(-1) - processed.logits.logsumexp(-1)).exp()
             surest = torch.where(greedy, at_one, surest)
-        tokens = processed.choices().clone()
-        sampled = [i for i, p in enumerate(rows) if not p.sequence.sampling.greedy]
-        coupled = [i for i in sampled if rows[i].verifier != "invariant"]
-        shared = [i for i in sampled if rows[i].verifier == "invariant"]
-        if coupled:
-            coins = [rows[i].sequence.coins.uniform(Role.DRAFT, rows[i].round, _place(rows[i])) for i in coupled]
-            u = torch.tensor(coins, dtype=torch.float64, device=q.device)
-            # Where q is zero nothing can be drawn, so it may be left out.
-            table = q[coupled].index_select(1, self._head.ids) if dense else q[coupled]
-            drawn = inverse_cdf(table, u)
-            tokens[coupled] = self._head.ids[drawn] if dense else drawn
-        if shared:
-            noise = [torch.from_numpy(rows[i].sequence.coins.gumbel(_place(rows[i]), q.shape[1])) for i in shared]
-            tokens[shared] = gumbel_choices(processed.logits[shared], noise)
+        tokens = draw(processed, rows, self._head.ids if dense else None)
         return tokens, q, surest
-
-
-def _place(p: Proposal) -> int:
-    return p.tx.position.output_index
 
 
 def committed(p: Proposal) -> int:

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from constrained_spec.backends.base import Block, LanguageModel
-from constrained_spec.coins import Coins, Role
 from constrained_spec.drafters.appetite import Appetite
 from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
+from constrained_spec.drafters.draws import draw
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.participant import KvState
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.types import Vocabulary
-from constrained_spec.verify import gumbel_choices, inverse_cdf
 
 CHUNK = 256  # tokens of a prompt that the draft model reads in one round
 
@@ -118,26 +117,7 @@ class ModelDrafter:
         """Next draft of each row [N], and the rows [N, V] they were drawn from (None: all are point masses)."""
         if all(p.sequence.sampling.greedy for p in live):
             return processed.choices(), None
-        q = processed.probabilities()
-        sampled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy]
-        coupled = [i for i in sampled if live[i].verifier != "invariant"]
-        shared = [i for i in sampled if live[i].verifier == "invariant"]
-        tokens = processed.choices().clone()
-        if coupled:
-            coins = [_coins(live[i]).uniform(Role.DRAFT, live[i].round, _place(live[i])) for i in coupled]
-            tokens[coupled] = inverse_cdf(q[coupled], torch.tensor(coins, dtype=torch.float64, device=q.device))
-        if shared:
-            noise = [torch.from_numpy(_coins(live[i]).gumbel(_place(live[i]), self._width)) for i in shared]
-            tokens[shared] = gumbel_choices(processed.logits[shared], noise)
-        return tokens, q
-
-
-def _coins(p: Proposal) -> Coins:
-    return p.sequence.coins
-
-
-def _place(p: Proposal) -> int:
-    return p.tx.position.output_index
+        return draw(processed, live), processed.probabilities()
 
 
 def require_same_vocabulary(target: Vocabulary, draft: Vocabulary) -> None:

@@ -18,12 +18,13 @@ from constrained_spec.backends.base import Block, LanguageModel
 from constrained_spec.coins import Role
 from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.draft_context import DraftContext, common_special
+from constrained_spec.drafters.draws import draw
 from constrained_spec.drafters.respell import Speller, without_partial
 from constrained_spec.errors import ConfigError, VocabularyMismatchError
 from constrained_spec.processors.pipeline import Pipeline, Processed
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.types import Vocabulary
-from constrained_spec.verify import gumbel_choices, inverse_cdf
+from constrained_spec.verify import inverse_cdf
 
 Mode = Literal["tokens", "text"]
 
@@ -265,19 +266,7 @@ def _draw(processed: Processed, live: Seq[Proposal]) -> tuple[Tensor, Tensor]:
     """Next draft of each row [N], and the rows [N, V] they were drawn from. Invariant rows share the target's noise."""
     if all(p.sequence.sampling.greedy for p in live):
         return processed.choices(), processed.logits  # all are point masses: nothing was drawn from any row
-    q = processed.probabilities()
-    tokens = processed.choices().clone()
-    places = [p.tx.position.output_index for p in live]
-    sampled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy]
-    coupled = [i for i in sampled if live[i].verifier != "invariant"]
-    shared = [i for i in sampled if live[i].verifier == "invariant"]
-    if coupled:
-        coins = [live[i].sequence.coins.uniform(Role.DRAFT, live[i].round, places[i]) for i in coupled]
-        tokens[coupled] = inverse_cdf(q[coupled], torch.tensor(coins, dtype=torch.float64, device=q.device))
-    if shared:
-        noise = [torch.from_numpy(live[i].sequence.coins.gumbel(places[i], q.shape[1])) for i in shared]
-        tokens[shared] = gumbel_choices(processed.logits[shared], noise)
-    return tokens, q
+    return draw(processed, live), processed.probabilities()
 
 
 def _common(a: Seq[int], b: Seq[int]) -> int:

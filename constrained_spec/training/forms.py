@@ -6,6 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from constrained_spec.training.texts import objects
+
 _Style = Callable[[str], str]  # how a name is written
 
 _SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -94,7 +96,7 @@ def varied(rng: Random, schema: dict[str, Any]) -> dict[str, Any]:
         _put(out, rng, style(extra), {"enum": list(_CHOICES[extra])} if extra in _CHOICES else _MORE[extra])
     if rng.random() < 0.15:
         wrap = style(rng.choice(_WRAPS))
-        out = {"type": "object", "properties": {wrap: out}, "required": [wrap], "additionalProperties": False}
+        out = objects(**{wrap: out})
     return out
 
 

@@ -37,6 +37,7 @@ BOOLEAN: dict[str, Any] = {"type": "boolean"}
 
 
 def lists(item: dict[str, Any], most: int) -> dict[str, Any]:
+    """The schema of a list of up to ``most`` such items."""
     return {"type": "array", "items": item, "maxItems": most}
 
 
@@ -78,7 +79,7 @@ def _worker(rng: Random) -> tuple[str, dict[str, Any]]:
 def _order(rng: Random) -> tuple[str, dict[str, Any]]:
     lines = [(rng.randint(1, 40), item, price(rng)) for item in rng.sample(ITEMS, rng.randint(1, 3))]
     text = f"Order {rng.choice('ABKQX')}{rng.randint(1000, 99999)} for {rng.choice(COMPANIES)}, placed {date(rng)}: "
-    text += "; ".join(f"{n} {item} at {price} {rng.choice(('EUR', 'USD'))} each" for n, item, price in lines)
+    text += "; ".join(f"{n} {item} at {cost} {rng.choice(('EUR', 'USD'))} each" for n, item, cost in lines)
     text += f". Ship to {rng.choice(CITIES)}, {rng.choice(COUNTRIES)}."
     line = objects(product=STRING, amount=INTEGER, price=NUMBER)
     return text, objects(order_id=STRING, customer=STRING, placed_on=STRING, products=lists(line, 4), ship_to=STRING)
@@ -130,7 +131,7 @@ def _company(rng: Random) -> tuple[str, dict[str, Any]]:
     text = (
         f"{name} was founded in {rng.randint(1921, 2021)} by {person(rng)} and employs {rng.randint(4, 900)} people in "
         f"{rng.choice(CITIES)}, {rng.choice(COUNTRIES)}. It sells {' and '.join(rng.sample(ITEMS, 2))}. "
-        f"Contact: info@{name.split()[0].lower()}.example, phone {rng.randint(100, 999)}-{rng.randint(1000, 9999)}."
+        f"Contact: info@{name.split()[0].lower()}.example, phone {_phone(rng)}."
     )
     contact = objects(email=STRING, phone=STRING)
     return text, objects(
