@@ -12,8 +12,8 @@ from constrained_spec.errors import ConfigError
 VERIFIERS = ("coupling", "block", "tree", "invariant", "typical")
 APPROXIMATE = frozenset({"typical"})  # verifiers that change the law
 DRAFTERS = (
-    "none", "forced", "ngram", "prediction", "suffix", "model", "translate", "early-exit", "medusa", "eagle", "tree",
-    "mixture", "auto",
+    "none", "forced", "ngram", "prediction", "suffix", "model", "translate", "early-exit", "quantized", "medusa",
+    "eagle", "tree", "mixture", "auto",
 )  # fmt: skip
 DEFAULT_GAMMA = 24
 MAX_GAMMA = 64

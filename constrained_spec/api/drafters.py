@@ -18,8 +18,10 @@ from constrained_spec.drafters.mixture import MixtureDrafter
 from constrained_spec.drafters.model import ModelDrafter
 from constrained_spec.drafters.ngram import NgramDrafter
 from constrained_spec.drafters.prediction import PredictionDrafter
+from constrained_spec.drafters.quantized import QuantizedDrafter
 from constrained_spec.drafters.suffix import SuffixDrafter
 from constrained_spec.drafters.suffix_store import SuffixStore
+from constrained_spec.drafters.switching import SwitchingDrafter
 from constrained_spec.drafters.translate import TranslateDrafter
 from constrained_spec.drafters.tree import TreeDrafter
 from constrained_spec.drafters.tree_model import TreeModelDrafter
@@ -87,7 +89,11 @@ class Drafters:
         return self._shared(name)
 
     def release(self) -> bool:
-        """Free the draft model's memory; who drafts with it goes on without. False: there is none to free."""
+        """Free what memory drafting alone takes: the quantised copy, then the draft model. Who drafts with it goes on
+        without. False: there is none to free.
+        """
+        if self._model.drop_quantized():
+            return True
         if self._draft is None or self.lost is not None:
             return False
         self.lost = "its memory was needed"
@@ -111,7 +117,13 @@ class Drafters:
         if verifier == "tree" and prediction is None:
             return MixtureDrafter([*earlier, self._shared("tree")], told)
         if name == "auto" and heads and not drafts and verifier not in CHAINS:
-            return MixtureDrafter([*first, *earlier, self._shared("auto")], told, pinned=len(first))
+            tree = self._shared("auto")
+            usual = MixtureDrafter([*first, *earlier, tree], told, pinned=len(first))
+            if not self._model.quantizes_well:
+                return usual
+            chain = self._shared("quantized")
+            assert isinstance(tree, TreeDrafter) and isinstance(chain, QuantizedDrafter)
+            return SwitchingDrafter(usual, chain, tree, predicted=prediction is not None)
         ngram = NgramDrafter()
         sources = [*first, ForcedDrafter(ngram), *earlier, ngram]
         if drafts:
@@ -131,6 +143,7 @@ class Drafters:
                 "tree of eagle": lambda: TreeDrafter(heads=heads, memory=False),
                 "tree of medusa": lambda: TreeDrafter(heads=heads, memory=False),
                 "early-exit": self._early_exit,
+                "quantized": lambda: QuantizedDrafter(self._model, self._pipeline),
                 "medusa": lambda: MedusaDrafter(
                     self._model, self._pipeline, self._need_part("medusa"), allow_variants=True
                 ),
@@ -176,10 +189,7 @@ class Drafters:
         return TreeModelDrafter(self._draft, self._pipeline, self._model.vocabulary)
 
     def _early_exit(self) -> Drafter:
-        if not self._model.path.specialised:
-            raise ConfigError(
-                f"drafter 'early-exit' needs the specialised step ({self._model.path.detail})", param="drafter"
-            )
+        self._model.require_specialised("early-exit")
         return EarlyExitDrafter(self._model, self._pipeline)
 
     def _need_draft(self, name: str) -> TransformersModel:

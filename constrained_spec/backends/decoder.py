@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ def unspecialisable(model: PreTrainedModel) -> str | None:
     return None
 
 
+Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
+
+
 def _attention(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     a = layer.self_attn
     return a.q_proj, a.k_proj, a.v_proj
@@ -63,15 +67,22 @@ def _attention(layer: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
 class Mlp:
     """``W_down (silu(W_gate x) * W_up x)``."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, make: Maker) -> None:
-        self.down = make(down.weight.detach(), _bias(down))
+    def __init__(self, gate: Affine, up: Affine, down: Affine, make: Maker) -> None:
+        self.down = make(*down)
         # oneDNN multiplies while it stores, so there two products are cheaper than one and a pass over the result.
         self.split: tuple[Packed, Packed] | None = None
         self.joint: Product | None = None
         if make is Packed:
-            self.split = Packed(gate.weight.detach(), _bias(gate)), Packed(up.weight.detach(), _bias(up))
+            self.split = Packed(*gate), Packed(*up)
         else:
             self.joint = make(*_stacked([gate, up]))
+
+    def remade(self, make: Maker) -> Mlp:
+        """The same of other products."""
+        named = self.tensors()
+        parts = [f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
+        gate, up, down = ((named[f"{part}.weight"], named.get(f"{part}.bias")) for part in parts)
+        return Mlp(gate, up, down, make)
 
     def onto(self, x: Tensor, residual: Tensor) -> Tensor:
         if self.split is not None:
@@ -108,6 +119,10 @@ class Layer:
     mlp_norm: Tensor
     mlp: Mlp
     slots: SlotLayer
+
+    def remade(self, make: Maker) -> Layer:
+        """The same of other products, in the same slots."""
+        return replace(self, qkv=_remade(self.qkv, make), out=_remade(self.out, make), mlp=self.mlp.remade(make))
 
     def nbytes(self) -> int:
         norms = (self.norm, self.mlp_norm, *(self.head_norms or ()))
@@ -158,7 +173,7 @@ class Decoder:
         self.layers: Sequence[Layer] | _Lazily
         if make is None:
             self.layers = _Lazily(model, cache, lambda i: self._layer(model, i, Dense))
-            self._head: Product = Dense(head.weight.detach(), _bias(head))
+            self._head: Product = Dense(*_affine(head))
             self._table: Table = Plain(rows, self._dtype)
             return
         taken = []
@@ -169,7 +184,7 @@ class Decoder:
                     # Replaced, not emptied: other holders of the tensor keep it.
                     part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
         self.layers = taken
-        self._head = make(head.weight.detach(), _bias(head))
+        self._head = make(*_affine(head))
         if not self.tied or isinstance(self._head, Dense):
             self._table = Plain(rows, self._dtype)
         else:
@@ -199,15 +214,32 @@ class Decoder:
             logits = self._head(hidden) if len(hidden) else hidden.new_empty(0, self._vocabulary)
         return logits.float()
 
-    def shallow(self, blocks: Sequence[Block], starts: Sequence[int], layers: int) -> Tensor:
-        """Logits as ``score`` gives them, after the first ``layers`` only, block b written from ``starts[b]`` on.
+    def remade(self, make: Maker) -> Decoder:
+        """The same decoder of products that ``make`` makes, beside this one and in the same slots, for drafts alone.
+
+        It holds its products a second time and shares all else. Of float products only: those of int8 are refused
+        before.
+        """
+        twin = copy(self)
+        twin.store = twin.static = twin._head_table = None
+        twin.layers = [layer.remade(make) for layer in self.layers]
+        twin._head = _remade(self._head, make)
+        return twin
+
+    def products_nbytes(self) -> int:
+        """Bytes of the products: what ``remade`` holds anew."""
+        parts = [(layer.qkv, layer.out, layer.mlp) for layer in self.layers]
+        return self._head.nbytes() + sum(part.nbytes() for layer in parts for part in layer)
+
+    def score_ahead(self, blocks: Sequence[Block], starts: Sequence[int], layers: int | None = None) -> Tensor:
+        """Logits as ``score`` gives them, after the first ``layers`` or all, block b written from ``starts[b]`` on.
 
         No length changes: behind a slot's length nothing is visible, and the next full forward overwrites it.
         """
         for block, start in zip(blocks, starts, strict=True):
             if start + len(block.tokens) > self._cache.capacity:
                 raise RequestError(f"slot {block.slot} has no room for {len(block.tokens)} drafts", param="gamma")
-        return self._logits(blocks, starts, layers)
+        return self._logits(blocks, starts, len(self.layers) if layers is None else layers)
 
     def _rows(self, blocks: Sequence[Block], starts: Sequence[int], depth: int | None = None) -> Tensor:
         """Final hidden states [sum of want, hidden] of one forward, or those after the first ``depth`` layers."""
@@ -318,7 +350,7 @@ class Decoder:
     def _layer(self, model: PreTrainedModel, index: int, make: Maker) -> Layer:
         stock = model.model.layers[index]
         a = stock.self_attn
-        weight, bias = _stacked(_attention(stock))
+        weight, bias = _stacked([_affine(part) for part in _attention(stock)])
         rows = self._head_order
         order = rows[: self._dim]
         norms = None
@@ -328,9 +360,9 @@ class Decoder:
             norm=stock.input_layernorm.weight.detach(),
             qkv=make(weight[rows], None if bias is None else bias[rows]),
             head_norms=norms,
-            out=make(a.o_proj.weight.detach(), _bias(a.o_proj)),
+            out=make(*_affine(a.o_proj)),
             mlp_norm=stock.post_attention_layernorm.weight.detach(),
-            mlp=Mlp(stock.mlp.gate_proj, stock.mlp.up_proj, stock.mlp.down_proj, make),
+            mlp=Mlp(_affine(stock.mlp.gate_proj), _affine(stock.mlp.up_proj), _affine(stock.mlp.down_proj), make),
             slots=self._cache.slot_layers[index],
         )
 
@@ -348,17 +380,21 @@ class _Lazily:
         return self._count
 
 
-def _bias(linear: nn.Linear) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.detach()
+def _affine(linear: nn.Linear) -> Affine:
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
 
 
-def _stacked(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _remade(product: Product, make: Maker) -> Product:
+    named = product.tensors()
+    return make(named["weight"], named.get("bias"))
+
+
+def _stacked(parts: Sequence[Affine]) -> Affine:
     """Weights one under the other, and biases if any has one."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    if all(linear.bias is None for linear in linears):
+    weight = torch.cat([w for w, _ in parts])
+    if all(bias is None for _, bias in parts):
         return weight, None
-    found = [w.new_zeros(w.shape[0]) if b is None else b for w, b in ((x.weight, _bias(x)) for x in linears)]
-    return weight, torch.cat(found)
+    return weight, torch.cat([w.new_zeros(w.shape[0]) if bias is None else bias for w, bias in parts])
 
 
 def _interleaved(turning: int, still: int, dim: int) -> Tensor:

@@ -16,7 +16,7 @@ from constrained_spec.backends import attention
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.decoder import Decoder, unspecialisable
 from constrained_spec.backends.features import FeatureStore
-from constrained_spec.backends.products import fastest, quantizer
+from constrained_spec.backends.products import fastest, has_quick_kernel, quantizer, rounder
 from constrained_spec.backends.slots import SlotCache, Step
 from constrained_spec.backends.support import (
     CHECKED,
@@ -32,6 +32,7 @@ from constrained_spec.types import Vocabulary
 
 MAX_DEFAULT_CAPACITY = 8192
 _CHECK_LENGTH = 8
+_WIDE = 256  # width of a state, below which a step waits for other things than the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class TransformersModel:
         )
         self._vocabulary = build_vocabulary(tokenizer, plain.shape[-1], eos_ids(model, tokenizer))
         self._decoder: Decoder | None = None
+        self._rough: Decoder | None = None  # of int8 products, in the same slots
         reason = "not asked for"
         if specialise or make is not None:
             reason = self._why_stock(model, plain, ids) or ""
@@ -183,11 +185,53 @@ class TransformersModel:
         """Number of layers."""
         return len(self._cache.slot_layers)
 
-    def shallow(self, blocks: Sequence[Block], starts: Sequence[int], layers: int) -> Tensor:
-        """See ``Decoder.shallow``. Raises ``ModelError`` where the stock forward runs."""
+    def score_ahead(self, blocks: Sequence[Block], starts: Sequence[int], layers: int) -> Tensor:
+        """See ``Decoder.score_ahead``. Raises ``ConfigError`` where the stock forward runs."""
+        self.require_specialised("early-exit")
+        assert self._decoder is not None
+        return self._decoder.score_ahead(blocks, starts, layers)
+
+    @property
+    def quantizes_well(self) -> bool:
+        """Whether ``quantize_ahead`` makes steps that cost about half: known by the kind of machine and model alone."""
+        if self._decoder is None or self.quantized or self.dtype != torch.float32:
+            return False
+        return self.feature_size >= _WIDE and has_quick_kernel(self.device)
+
+    def quantize_ahead(self) -> None:
+        """Hold the weights a second time in int8, for ``score_ahead_quantized``; once held, they stay.
+
+        Raises ``ConfigError`` where there is no kernel for that, or where the target itself is quantised.
+        """
+        self.require_specialised("quantized")
+        assert self._decoder is not None
+        if self.quantized:
+            raise ConfigError(
+                f"drafter 'quantized' needs a float target, and {self.name} is {self.numerics} itself",
+                param="drafter",
+                hint="load the target without quantize=",
+            )
+        if self._rough is None:
+            self._rough = self._decoder.remade(rounder(self.device))
+
+    def score_ahead_quantized(self, blocks: Sequence[Block], starts: Sequence[int]) -> Tensor:
+        """As ``score_ahead`` with all layers, by int8 weights: quicker, and not the target's logits.
+
+        Raises ``ModelError`` without ``quantize_ahead``, or after ``drop_quantized``.
+        """
+        if self._rough is None:
+            raise ModelError(f"{self.name} holds no int8 weights to draft with", param="drafter")
+        return self._rough.score_ahead(blocks, starts)
+
+    def drop_quantized(self) -> bool:
+        """Give the memory of ``quantize_ahead`` back. False: there was none."""
+        held, self._rough = self._rough is not None, None
+        return held
+
+    def require_specialised(self, drafter: str) -> None:
+        """Raises ``ConfigError`` for a drafter that works on the specialised step alone, where there is none."""
         if self._decoder is None:
-            raise ModelError(f"{self.name} has no early exit: {self.path.detail}", param="drafter")
-        return self._decoder.shallow(blocks, starts, layers)
+            raise ConfigError(f"drafter {drafter!r} needs the specialised step ({self.path.detail})", param="drafter")
 
     def _forward(self, step: Step) -> Tensor:
         """Logits [B, n, V] of the last n columns, n at least the largest ``want``."""
@@ -350,7 +394,7 @@ class TransformersModel:
     def release(self) -> None:
         """Give weights, keys and values back; slot lengths remain. From now on ``score`` raises ``ModelError``."""
         self._path = self.path
-        self.model = self._decoder = self._store = None
+        self.model = self._decoder = self._rough = self._store = None
         self._cache.release()
 
     # ---- facts ----------------------------------------------------------------------------------------------------
@@ -359,7 +403,8 @@ class TransformersModel:
         """Bytes held, by ``weights`` (shared ones once) and ``kv``, kept final states among the latter."""
         kv = self._cache.nbytes() + (0 if self._store is None else self._store.nbytes())
         if self._decoder is not None:
-            return {"weights": self._decoder.nbytes(), "kv": kv}
+            rough = 0 if self._rough is None else self._rough.products_nbytes()
+            return {"weights": self._decoder.nbytes() + rough, "kv": kv}
         assert self.model is not None
         tensors = (*self.model.parameters(), *self.model.buffers())
         weights = {t.data_ptr(): t.nbytes for t in tensors}

@@ -22,7 +22,7 @@ from constrained_spec.errors import ConfigError
 from constrained_spec.grammars.compile import ToolCalls
 
 SUITES = ("extraction", "tools", "chat", "edit")
-DRAFTERS = ("forced", "ngram", "prediction", "suffix", "early-exit", "medusa", "eagle", "tree", "auto")
+DRAFTERS = ("forced", "ngram", "prediction", "suffix", "early-exit", "quantized", "medusa", "eagle", "tree", "auto")
 MAX_TOKENS = 96
 
 

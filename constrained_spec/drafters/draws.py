@@ -13,6 +13,11 @@ from constrained_spec.processors.pipeline import Processed
 from constrained_spec.verify import gumbel_choices, inverse_cdf
 
 
+def has_noise(proposal: Proposal) -> bool:
+    """Will the target choose by noise that is known already?"""
+    return proposal.verifier == "invariant" and not proposal.sequence.sampling.greedy
+
+
 def draw(processed: Processed, live: Seq[Proposal], within: Tensor | None = None) -> Tensor:
     """Row i belongs to the place where ``live[i]`` stands: [N] int64.
 
@@ -20,9 +25,8 @@ def draw(processed: Processed, live: Seq[Proposal], within: Tensor | None = None
     is drawn from its q. ``within`` [R]: no other id has a positive q in any row.
     """
     tokens = processed.choices().clone()
-    sampled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy]
-    coupled = [i for i in sampled if live[i].verifier != "invariant"]
-    shared = [i for i in sampled if live[i].verifier == "invariant"]
+    shared = [i for i, p in enumerate(live) if has_noise(p)]
+    coupled = [i for i, p in enumerate(live) if not p.sequence.sampling.greedy and not has_noise(p)]
     places = [p.tx.position.output_index for p in live]
     if coupled:
         coins = [live[i].sequence.coins.uniform(Role.DRAFT, live[i].round, places[i]) for i in coupled]

@@ -29,6 +29,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    _least = 0.0
 
     def __init__(self, model: LanguageModel, pipeline: Pipeline, target: Vocabulary) -> None:
         require_same_vocabulary(target, model.vocabulary)
@@ -65,6 +66,7 @@ class ModelDrafter:
     def propose(self, proposals: Seq[Proposal]) -> None:
         """One draft forward per position, for all rows together. Length is bounded before any token is drawn."""
         live = self._caught_up([p for p in proposals if self._fits(p)])
+        trust = {id(p): 1.0 for p in live}
         while live:
             blocks = []
             for p in live:
@@ -75,17 +77,26 @@ class ModelDrafter:
             processed = self._process(logits, live)
             tokens, q = self._draw(processed, live)
             # One sync: the grammar needs each token on the host before the next position's mask exists.
-            drawn, dead = torch.stack((tokens, processed.dead.to(tokens.dtype))).tolist()
-            for row, p in enumerate(live):
-                if dead[row]:
+            keeps = self._keeps(processed, live)
+            told = torch.stack((tokens.double(), processed.dead.double(), keeps.double())).tolist()
+            for p, row, token, dead, keep in zip(live, range(len(live)), *told, strict=True):
+                if dead:
                     raise DrafterFault("the draft model's logits are not finite, or leave no token")
                 # The invariant verifier makes the choice itself, so that a draft counts as a point mass there.
                 if q is None or p.sequence.sampling.greedy or p.verifier == "invariant":
-                    if not p.point(drawn[row], self.name):
-                        raise DrafterFault(f"drafter 'model' chose id {drawn[row]}, which the grammar forbids")
+                    if not p.point(int(token), self.name):
+                        raise DrafterFault(f"drafter {self.name!r} chose id {int(token)}, which the grammar forbids")
                 else:
-                    p.sampled(drawn[row], q[row], self.name)
-            live = [p for p in live if self._fits(p)]
+                    p.sampled(int(token), q[row], self.name)
+                trust[id(p)] *= keep
+            live = [p for p in live if trust[id(p)] >= self._least and self._fits(p)]
+
+    def _keeps(self, processed: Processed, live: Seq[Proposal]) -> Tensor:
+        """How likely the draft of each row is thought to be kept, [N]. Below a product of ``_least`` a chain ends.
+
+        For a sampled draft it must not depend on its row, or the end of the chain would tell of the draft.
+        """
+        return torch.ones(len(live), device=processed.logits.device)
 
     def _caught_up(self, proposals: Seq[Proposal]) -> list[Proposal]:
         """Those whose slot lacks little. A long prompt is written over several rounds, which hold nobody else up."""

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.continuations import ContinuationIndex
+from constrained_spec.drafters.draws import has_noise
 from constrained_spec.drafters.heads import Branches, HeadDrafter, Law
 from constrained_spec.drafters.mixture import chance_so_far
 from constrained_spec.drafters.ngram import NgramDrafter
+from constrained_spec.drafters.quantized import steps_taken
 from constrained_spec.errors import ConfigError
 from constrained_spec.state.sequence import Counts, Sequence
 from constrained_spec.state.transaction import Transaction
@@ -220,6 +222,12 @@ class TreeDrafter:
             guesses.append(Guess(token, standing.share(first if rank == 0 else second / rank, rank), "ngram"))
         return guesses
 
+    def foresees(self, proposal: Proposal) -> float:
+        """How likely the grammar or the text itself thinks its best continuation to be."""
+        index = self._indices.get(id(proposal.sequence))
+        found = [] if index is None else self.remembered(proposal, index, ())
+        return max((guess.share for guess in found), default=0.0)
+
     def is_narrow(self, proposal: Proposal) -> bool:
         """Is this a block of so few drafts that neither branches nor heads are worth what they cost?"""
         return any(self._costs) and proposal.budget < min(_ROOM, proposal.tx.draft_room)
@@ -229,13 +237,9 @@ class TreeDrafter:
         if not any(self._costs):
             return self._least, _FREE
         node, level = self._costs
-        pace = proposal.first / max(1, proposal.sequence.counts.rounds)  # tokens that a target step brought so far
+        counts = proposal.sequence.counts
+        pace = proposal.first / max(1, counts.rounds + steps_taken(counts))  # tokens that a target step brought so far
         return max(self._least, node * pace), max(_WORTH, level * pace / _BETTER)
-
-
-def has_noise(proposal: Proposal) -> bool:
-    """Will the target choose by noise that is known already?"""
-    return proposal.verifier == "invariant" and not proposal.sequence.sampling.greedy
 
 
 class Standing:

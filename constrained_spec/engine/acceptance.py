@@ -20,6 +20,8 @@ from constrained_spec.config import MAX_GAMMA
 RUNGS: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 24, 32, 48, MAX_GAMMA)
 _SPANS = tuple(pairwise(RUNGS))
 _PROPOSES, _ACCEPTS = 0.9, 0.6  # chances at the first place of a drafter of which nothing is known
+_WHOLE = 8.0, 2.0, 0.0  # drafts, accepted ones and seconds of a whole block of which nothing is known
+_OF_NOTHING, _OF_DRAFTER = 16.0, 8.0  # rounds that this counts for, and those of all requests for one
 _WEIGHT = 2.0  # places at risk that a prior counts for
 _ROUNDS = 32  # memory of a request, in rounds that reached the span
 _ROUNDS_OF_DRAFTER = 100
@@ -176,3 +178,43 @@ class RequestRecord(_Record):
     def chances(self) -> tuple[list[float], list[float]]:
         proposes, accepts = self._drafter.chances()
         return self._proposes.chances(proposes[0], proposes), self._accepts.chances(accepts[0], accepts)
+
+
+class WholeRecord:
+    """What rounds brought and cost in which a drafter that sizes its blocks itself had all it asked for.
+
+    Such a block says little about a smaller one, and blocks of one drafter differ in kind (a tree costs little a draft,
+    a chain of the quantised copy much), so nothing but the sums of whole rounds is kept, older ones counting less: of
+    this request, drawn to those of all requests of the drafter.
+    """
+
+    __slots__ = ("_drafter", "_keep", "_sums", "_weight")
+
+    def __init__(self, drafter: WholeRecord | None = None) -> None:
+        """``drafter``: the record of all requests of the drafter; None: this is one."""
+        self._drafter = drafter
+        self._keep = 1 - 1 / (_ROUNDS_OF_DRAFTER if drafter is None else _ROUNDS)
+        self._weight = 0.0
+        self._sums = (0.0, 0.0, 0.0)
+
+    def add(self, proposed: int, accepted: int, seconds: float, probe: bool) -> None:
+        """``probe``: nothing was drafted for a while; if it succeeds, what was known before counts for little now."""
+        fresh = _FRESH_OF_DRAFTER if self._drafter is None else _FRESH
+        keep = min(1.0, fresh / max(self._weight, 1e-9)) if probe and accepted else self._keep
+        self._weight = keep * self._weight + 1
+        drafts, kept, spent = (keep * known for known in self._sums)
+        self._sums = drafts + proposed, kept + accepted, spent + seconds
+        if self._drafter is not None:
+            self._drafter.add(proposed, accepted, seconds, probe)
+
+    @property
+    def known(self) -> bool:
+        return self._weight > 0 or (self._drafter is not None and self._drafter.known)
+
+    @property
+    def means(self) -> tuple[float, float, float]:
+        """Drafts, accepted drafts and seconds of drafting of a round."""
+        prior, weight = (_WHOLE, _OF_NOTHING) if self._drafter is None else (self._drafter.means, _OF_DRAFTER)
+        total = self._weight + weight
+        drafts, kept, spent = ((own + weight * p) / total for own, p in zip(self._sums, prior, strict=True))
+        return drafts, kept, spent

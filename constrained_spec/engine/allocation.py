@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 
-from constrained_spec.engine.acceptance import Curve
+from constrained_spec.engine.acceptance import Curve, WholeRecord
 from constrained_spec.engine.costs import CostCurve
 
 PAYS = 1.01  # tokens per second that speculation must bring, relative to none
@@ -35,13 +35,16 @@ class Option:
     def of(cls, curve: Curve, limit: int, costs: tuple[float, float]) -> Option:
         return cls(curve.points(limit), curve.silent, *costs)
 
-    def whole(self, reach: float) -> Option:
-        """All that may be drafted within ``reach``, or nothing.
+    def whole(self, reach: float, record: WholeRecord) -> Option:
+        """All that may be drafted within ``reach``, or nothing. ``record``: what rounds with all brought.
 
         The curve is one of chains: a tree with half of its nodes keeps less than the curve has at half of them.
         """
         fitting = [point for point in self.points if point[1] <= self.most(reach)]
-        return replace(self, points=fitting[-1:] or self.points[:1])
+        if fitting[-1:] != list(self.points[-1:]) or not record.known:
+            return replace(self, points=fitting[-1:] or self.points[:1])
+        drafts, accepted, seconds = record.means
+        return Option([(self.points[-1][0], drafts, accepted)], 0.0, 0.0, seconds / drafts)
 
     def most(self, reach: float) -> float:
         """Expected drafts that lie within ``reach`` where the row drafts at all."""

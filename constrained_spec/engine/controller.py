@@ -15,7 +15,7 @@ from math import inf
 from typing import Literal
 
 from constrained_spec.config import MAX_GAMMA
-from constrained_spec.engine.acceptance import RUNGS, DrafterRecord, RequestRecord
+from constrained_spec.engine.acceptance import RUNGS, DrafterRecord, RequestRecord, WholeRecord
 from constrained_spec.engine.allocation import NOTHING, PAYS, Allocation, Load, Option, allocate, idle
 from constrained_spec.engine.costs import DraftCosts, StepCosts, Typical
 from constrained_spec.engine.probes import Pace, Plan, Probes
@@ -90,7 +90,9 @@ class ControllerReport:
 class _Request:
     drafter: str
     record: RequestRecord
+    whole: WholeRecord
     pace: Pace
+    all_of: int | None = None  # the gamma that is all this request may have, if it gets all or nothing now
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)  # source -> judged and accepted drafts
 
 
@@ -110,6 +112,7 @@ class Controller:
         self._drafting = DraftCosts()
         self._rest = Typical()
         self._drafters: dict[str, DrafterRecord] = {}
+        self._wholes: dict[str, WholeRecord] = {}
         self._requests: dict[int, _Request] = {}
         self._sources: dict[str, tuple[int, int]] = {}
         self._reasons: Counter[str] = Counter()
@@ -141,7 +144,8 @@ class Controller:
             option = Option.of(request.record.curve, gamma, self._drafting.of(row.drafter_name))
             if row.fixed is None:
                 alone = row.sizes_itself and len(rows) == 1
-                free.append((i, request, option.whole(plan.reach) if alone else option))
+                free.append((i, request, option.whole(plan.reach, request.whole) if alone else option))
+                request.all_of = limit if alone else None
             else:
                 choices[i] = Choice(gamma, "fixed")
                 plan.load = plan.load.more(option, NOTHING, option.points[-1])
@@ -154,11 +158,12 @@ class Controller:
     def _request(self, row: RowState) -> _Request:
         request = self._requests.get(row.key)
         if request is None:
-            drafter = self._drafters.setdefault(row.drafter_name, DrafterRecord())
-            pace = self._probes.pace(row.drafter_name, self._number)
-            request = _Request(row.drafter_name, RequestRecord(drafter), pace)
+            name = row.drafter_name
+            record = RequestRecord(self._drafters.setdefault(name, DrafterRecord()))
+            whole = WholeRecord(self._wholes.setdefault(name, WholeRecord()))
+            request = _Request(name, record, whole, self._probes.pace(name, self._number))
             self._requests[row.key] = request
-        request.pace.probed_from = None
+        request.pace.probed_from = request.all_of = None
         return request
 
     def _choose_free(self, plan: Plan, free: Seq[tuple[int, _Request, Option]]) -> list[Choice]:
@@ -229,6 +234,8 @@ class Controller:
             if row.gamma > 0 and row.committed > row.accepted:
                 pace = request.pace
                 request.record.add(row.proposed, row.accepted, row.gamma, probe=pace.probed_from == 0)
+                if row.gamma == request.all_of:
+                    request.whole.add(row.proposed, row.accepted, times.propose, probe=pace.probed_from == 0)
                 if pace.probed_from is not None:
                     self._probes.judge(pace, request.drafter, self._number, row.proposed, row.accepted)
             self._count_sources(request, row.counts)

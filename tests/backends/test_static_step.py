@@ -194,10 +194,10 @@ def states_of(model: TransformersModel, slot: int) -> Tensor:
 
 
 def test_what_early_exit_wrote_behind_a_slot_stays(model: TransformersModel) -> None:
-    """``shallow`` drafts behind the length of one slot while a step runs in another."""
+    """``score_ahead`` drafts behind the length of one slot while a step runs in another."""
     rng = random.Random(9)
     fill(model, rng, [10] * SLOTS)
-    model.shallow([Block(2, tokens(rng, 3), want=1)], [10], 1)
+    model.score_ahead([Block(2, tokens(rng, 3), want=1)], [10], 1)
     kept = [layer.both[2].clone() for layer in model._cache.slot_layers]
     _, static = ran_static(model, [Block(4, tokens(rng, 5), want=5)])
     assert static
