@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from constrained_spec.engine.acceptance import RUNGS, Curve, DrafterRecord, RequestRecord
+from constrained_spec.engine.acceptance import RUNGS, Curve, DrafterRecord, RequestRecord, WholeRecord
 from constrained_spec.engine.allocation import Option, allocate, idle
 from constrained_spec.engine.costs import CostCurve, DraftCosts, Knot, StepCosts, Typical
 
@@ -174,6 +174,52 @@ def test_points_end_at_the_limit(limit: int) -> None:
     assert set(gammas[:-1]) <= set(RUNGS)
     assert all(b[2] > a[2] and b[1] > a[1] for a, b in itertools.pairwise(points))
     assert DrafterRecord().curve.points(0) == []
+
+
+def test_whole_blocks_are_known_by_their_means() -> None:
+    """Blocks of two kinds: what they bring and take together counts, not what either would with fewer drafts."""
+    record = WholeRecord(WholeRecord())
+    assert not record.known
+    for i in range(300):
+        record.add(*((20, 2, 0.2) if i % 2 else (8, 7, 4.0)), probe=False)
+    drafts, accepted, seconds = record.means
+    assert record.known and (drafts, accepted, seconds) == pytest.approx((14, 4.5, 2.1), rel=0.1)
+
+
+def test_a_request_is_drawn_to_the_whole_blocks_of_its_drafter() -> None:
+    drafter = WholeRecord()
+    for _ in range(200):
+        WholeRecord(drafter).add(8, 7, 4.0, probe=False)
+    fresh = WholeRecord(drafter)
+    assert fresh.known and fresh.means == pytest.approx((8, 7, 4.0), rel=0.25)
+    for _ in range(40):
+        fresh.add(20, 0, 0.2, probe=False)
+    assert fresh.means[1] < 2, "then it shows itself"
+    other = WholeRecord(drafter)
+    assert other.means[1] > 3, "and others are not judged by it alone"
+
+
+def test_a_probe_that_succeeds_counts_for_more_than_what_was_known() -> None:
+    records = [WholeRecord(WholeRecord()) for _ in range(2)]
+    for record, probe in zip(records, (False, True), strict=True):
+        for _ in range(100):
+            record.add(8, 0, 1.0, probe=False)
+        for _ in range(3):
+            record.add(8, 8, 1.0, probe=probe)
+    before, after = (record.means[1] for record in records)
+    assert after > 2 * before
+
+
+def test_all_or_nothing_within_what_is_measured() -> None:
+    record = WholeRecord()
+    option = Option.of(DrafterRecord().curve, 24, (0.0, 0.01))
+    assert option.whole(100, record).points == option.points[-1:], "nothing is known: the curve's last point"
+    record.add(10, 6, 3.0, probe=False)
+    [(gamma, drafts, accepted)] = option.whole(100, record).points
+    assert (gamma, drafts, accepted) == (24, *record.means[:2])
+    assert option.whole(100, record).drafting * drafts == pytest.approx(record.means[2])
+    short = option.whole(3, record)
+    assert len(short.points) == 1 and short.points[0][1] <= 3
 
 
 # ---- allocation -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ pytestmark = pytest.mark.model
 
 # The prompt whose answer each constraint gets here; two places apart, so that no two are alike.
 ASK = {name: [{"role": "user", "content": PROMPTS[2 * i]}] for i, name in enumerate(CONSTRAINTS)}
-ALONE = ("suffix", "prediction", "early-exit", "tree", "mixture", "auto", "medusa", "eagle", "translate", "model")
+ALONE = (
+    "suffix", "prediction", "early-exit", "quantized", "tree", "mixture", "auto", "medusa", "eagle", "translate",
+    "model",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,7 @@ def test_sampled_text_says_whether_it_is_exact(both: Engine, verifier: str) -> N
     assert both.generate(ASK["none"], **options).tokens == result.tokens
 
 
-@pytest.mark.parametrize("drafter", ["early-exit", "tree", "eagle", "medusa", "model", "auto"])
+@pytest.mark.parametrize("drafter", ["early-exit", "quantized", "tree", "eagle", "medusa", "model", "auto"])
 def test_the_invariant_verifier_gives_the_text_of_the_seed(both: Engine, smollm2: Engine, drafter: str) -> None:
     engine = both if drafter == "model" else smollm2
     options: Options = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.95, "seed": 3, "verifier": "invariant"}
@@ -72,7 +75,7 @@ def test_the_invariant_verifier_gives_the_text_of_the_seed(both: Engine, smollm2
     assert result.tokens == plain.tokens and result.speculation.disabled_reason is None
 
 
-@pytest.mark.parametrize("drafter", ["none", "forced", "early-exit", "tree", "eagle", "medusa", "model"])
+@pytest.mark.parametrize("drafter", ["none", "forced", "early-exit", "quantized", "tree", "eagle", "medusa", "model"])
 def test_the_time_of_draft_models_is_told_apart(both: Engine, drafter: str) -> None:
     """Drafting without a model has none of it, and with one it is a part of drafting, and none of the overhead."""
     times = both.generate(ASK["schema"], CONSTRAINTS["schema"], max_tokens=24, drafter=drafter, gamma=4).timing
