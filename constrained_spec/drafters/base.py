@@ -43,11 +43,12 @@ class Proposal:
     drafter of chains goes on from there.
     """
 
-    __slots__ = ("budget", "first", "q", "round", "tx", "verifier")
+    __slots__ = ("alone", "budget", "first", "q", "round", "tx", "verifier")
 
-    def __init__(self, tx: Transaction, budget: int, verifier: str) -> None:
+    def __init__(self, tx: Transaction, budget: int, verifier: str, *, alone: bool = True) -> None:
         self.tx = tx
         self.budget = budget
+        self.alone = alone  # no other sequence shares the forward that judges it
         self.verifier = verifier  # how the drafts will be judged: a drafter may draw with the same noise
         self.first = tx.position.output_index  # place in the output of the first draft
         self.q: list[Tensor | None] = []  # per draft: the [V] row it was sampled from, or None for a point mass

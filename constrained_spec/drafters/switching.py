@@ -61,8 +61,8 @@ class SwitchingDrafter:
     Trees and copies cost little more than a step, and bring as much as the text can be foreseen. A chain costs half a
     step a draft and brings nearly all of them, whatever the text. So chains are for text that the usual sources brought
     little of: for some rounds at a time, the one that brought more tokens per target step in this sequence. While it is
-    the chain, a block still begins as usual where grammar or text are sure how it goes on; and so does a block of few
-    drafts, where many requests share a step.
+    the chain, a block still begins as usual where grammar or text are sure how it goes on. Where requests share a step
+    there is no chain: a step of several costs little more than of one, and each one's drafting as much as alone.
 
     It looks at rounds that are over and at the tokens before the place alone, and at no clock. ``tree`` is the one
     among the usual sources.
@@ -99,7 +99,7 @@ class SwitchingDrafter:
 
     def _chooses_chain(self, text: _Text, p: Proposal) -> bool:
         _judge(text, p)
-        if self._chain.name in p.sequence.disabled or self._tree.is_narrow(p):
+        if not p.alone or self._chain.name in p.sequence.disabled or self._tree.is_narrow(p):
             return False
         if text.left == 0:
             chains = text.chain.rate > text.usual.rate and text.chained < _AGAIN

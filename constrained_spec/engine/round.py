@@ -84,7 +84,10 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: S
     masks = -sum(r.sequence.mask_seconds for r in rows)
     draft = -sum(r.sequence.draft_seconds for r in rows)
     with ExitStack() as stack:
-        proposals = [Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier) for r in rows]
+        alone = len(rows) == 1 and not ahead
+        proposals = [
+            Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier, alone=alone) for r in rows
+        ]
         _propose(rows, proposals)
         proposed = time.perf_counter()
         _write_ahead(model, proposals)

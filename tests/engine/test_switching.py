@@ -67,7 +67,7 @@ class World:
     """A request that runs round by round; its copy is nearly always right."""
 
     def __init__(self, *, formal: bool = False, predicted: bool = False, noise: float = 0.0) -> None:
-        self.model = CopiedToy(noise=noise, capacity=1600)
+        self.model = CopiedToy(noise=noise, slots=2, capacity=1600)
         self.pipeline = Pipeline(self.model.vocabulary)
         self.usual, self.tree = Usual(self.model), Foresight()
         self.chain = QuantizedDrafter(self.model, self.pipeline)
@@ -133,6 +133,18 @@ def test_where_the_text_is_sure_a_block_begins_as_usual() -> None:
     world.tree.sure = 1.0
     assert set(world.rounds(10)) == {"usual"}
     world.tree.sure = 0.1
+    assert "quantized" in [*world.rounds(10)]
+
+
+def test_where_requests_share_a_step_there_is_no_chain() -> None:
+    world = World()
+    assert "quantized" in [*world.rounds(10)]
+    other = new_sequence(world.model, LONG, slot=1)
+    before = world.s.counts.by_source["quantized"][0]
+    for _ in range(10):
+        rows = [Row(world.s, world.drafter, 16, "coupling"), Row(other, None, 0, "coupling")]
+        run_round(world.model, world.pipeline, rows)
+    assert world.s.counts.by_source["quantized"][0] == before
     assert "quantized" in [*world.rounds(10)]
 
 
