@@ -188,33 +188,34 @@ class WholeRecord:
     this request, drawn to those of all requests of the drafter.
     """
 
-    __slots__ = ("_drafter", "_keep", "_sums", "_weight")
+    __slots__ = ("_drafter", "_keep", "_sums", "_weight", "known")
 
     def __init__(self, drafter: WholeRecord | None = None) -> None:
         """``drafter``: the record of all requests of the drafter; None: this is one."""
         self._drafter = drafter
         self._keep = 1 - 1 / (_ROUNDS_OF_DRAFTER if drafter is None else _ROUNDS)
-        self._weight = 0.0
-        self._sums = (0.0, 0.0, 0.0)
+        self._weight = _OF_NOTHING if drafter is None else 0.0
+        drafts, kept, spent = (self._weight * value for value in _WHOLE)
+        self._sums = drafts, kept, spent
+        self.known: bool = drafter is not None and drafter.known  # is there more than a guess?
 
     def add(self, proposed: int, accepted: int, seconds: float, probe: bool) -> None:
         """``probe``: nothing was drafted for a while; if it succeeds, what was known before counts for little now."""
         fresh = _FRESH_OF_DRAFTER if self._drafter is None else _FRESH
         keep = min(1.0, fresh / max(self._weight, 1e-9)) if probe and accepted else self._keep
         self._weight = keep * self._weight + 1
-        drafts, kept, spent = (keep * known for known in self._sums)
+        drafts, kept, spent = (keep * value for value in self._sums)
         self._sums = drafts + proposed, kept + accepted, spent + seconds
+        self.known = True
         if self._drafter is not None:
             self._drafter.add(proposed, accepted, seconds, probe)
 
     @property
-    def known(self) -> bool:
-        return self._weight > 0 or (self._drafter is not None and self._drafter.known)
-
-    @property
     def means(self) -> tuple[float, float, float]:
         """Drafts, accepted drafts and seconds of drafting of a round."""
-        prior, weight = (_WHOLE, _OF_NOTHING) if self._drafter is None else (self._drafter.means, _OF_DRAFTER)
-        total = self._weight + weight
-        drafts, kept, spent = ((own + weight * p) / total for own, p in zip(self._sums, prior, strict=True))
-        return drafts, kept, spent
+        total, sums = self._weight, self._sums
+        if self._drafter is not None:
+            total += _OF_DRAFTER
+            drafts, kept, spent = (own + _OF_DRAFTER * m for own, m in zip(sums, self._drafter.means, strict=True))
+            sums = drafts, kept, spent
+        return sums[0] / total, sums[1] / total, sums[2] / total

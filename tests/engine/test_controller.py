@@ -354,3 +354,32 @@ def test_in_a_batch_rows_share_as_those_of_any_drafter() -> None:
     one, other = (bushes(0.02, rows=4, sizes_itself=own) for own in (True, False))
     assert one.run(Controller(), 200) == other.run(Controller(), 200)
     assert one.history == other.history
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_blocks_of_two_kinds_are_judged_by_what_whole_ones_brought(pays: bool) -> None:
+    """A spell of trees (many cheap drafts, few stand), then one of chains (few dear ones, all stand), and so on: taken
+    together they bring 9 tokens in 5.5 steps of time, or where drafts are dearer in 11.5.
+    """
+    controller = Controller()
+    counts = Counts()
+    reasons = []
+    for number in range(400):
+        [choice] = controller.choose([RowState(key=1, limit=24, drafter_name="both", sizes_itself=True)])
+        reasons.append(choice.reason)
+        tree = number // 8 % 2 == 0
+        wanted, stands = (20, 1) if tree else (7, 6)
+        proposed = min(choice.gamma, wanted)
+        accepted = min(proposed, stands)
+        drafting = 0.0 if not proposed else 0.15 * B if tree else (0.45 if pays else 1.3) * B * proposed
+        step = linear(1, 0) if not proposed else 1.1 * B
+        counts.rounds += 1
+        times = RoundTimes(propose=drafting, draft=drafting, forward=step, masks=0.0, verify=0.0, total=step + drafting)
+        row = RowOutcome(key=1, gamma=choice.gamma, proposed=proposed, accepted=accepted, committed=accepted + 1,
+                         counts=counts)  # fmt: skip
+        controller.observe([row], times)
+    later = reasons[100:]
+    if pays:
+        assert later.count("paying") > 0.9 * len(later)
+    else:
+        assert later.count("paying") < 0.3 * len(later)
