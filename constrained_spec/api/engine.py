@@ -137,8 +137,7 @@ class Engine:
         ``quantize_draft`` does the same to the draft model, which changes speed only. ``parts`` is a folder of trained
         heads (default: those shipped for the model). With ``history_bytes`` the drafter "auto" also copies from
         finished outputs, within one ``namespace``; what a seed gives then depends on them, except under the "invariant"
-        verifier; so it does, with that drafter, on whether other requests share the steps. ``threads`` pins torch's
-        intra-op threads, a setting of the whole process.
+        verifier. ``threads`` pins torch's intra-op threads, a setting of the whole process.
 
         ``prefill_chunk`` bounds the prompt tokens that one round writes beside requests that decode. ``prefix_reuse``
         takes the beginning of a prompt from a slot of the same namespace. ``queue`` bounds the requests that wait, see

@@ -48,7 +48,7 @@ class Proposal:
     def __init__(self, tx: Transaction, budget: int, verifier: str, *, alone: bool = True) -> None:
         self.tx = tx
         self.budget = budget
-        self.alone = alone  # no other sequence shares the forward that judges it
+        self.alone = alone  # no other sequence shares the forward that judges it, and it may matter
         self.verifier = verifier  # how the drafts will be judged: a drafter may draw with the same noise
         self.first = tx.position.output_index  # place in the output of the first draft
         self.q: list[Tensor | None] = []  # per draft: the [V] row it was sampled from, or None for a point mass

@@ -37,6 +37,7 @@ class Row:
     gamma: int
     verifier: str  # one of config.VERIFIERS
     inspect: bool = False  # report what was judged, at the cost of a further device sync
+    adapts: bool = True  # what it drafts may depend on whether others share the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def run_round(model: LanguageModel, pipeline: Pipeline, rows: Seq[Row], ahead: S
     with ExitStack() as stack:
         alone = len(rows) == 1 and not ahead
         proposals = [
-            Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier, alone=alone) for r in rows
+            Proposal(stack.enter_context(Transaction(r.sequence)), r.gamma, r.verifier, alone=alone and r.adapts)
+            for r in rows
         ]
         _propose(rows, proposals)
         proposed = time.perf_counter()

@@ -179,10 +179,21 @@ class Scheduler:
                     jobs[i].gave_up = True
                     self.totals.fallback("not-paying", f"{states[i].drafter_name} costs more time than it saves")
         rows = [
-            Row(_sequence(job), None if job.mode == "off" else job.drafter, gamma, job.verifier, job.inspect)
+            Row(
+                _sequence(job), None if job.mode == "off" else job.drafter, gamma, job.verifier, job.inspect,
+                self._adapts(job),
+            )
             for job, gamma in zip(jobs, gammas, strict=True)
-        ]
+        ]  # fmt: skip
         return Plan(jobs, rows, states, chunks)
+
+    def _adapts(self, job: Job) -> bool:
+        """May what a request drafts depend on whether others share the step? Its seed gives the same text with and
+        without them, unless its text depends on the clock already, or on no draft at all.
+        """
+        s = _sequence(job)
+        free = s.sampling.greedy or job.verifier == "invariant"
+        return self._model.slots == 1 or free or job.mode == "auto"
 
     def _state(self, job: Job, closed: bool) -> RowState:
         """What the controller may know of a row. ``closed``: nobody may draft in this round."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,30 @@ def test_where_requests_share_a_step_there_is_no_chain() -> None:
         run_round(world.model, world.pipeline, rows)
     assert world.s.counts.by_source["quantized"][0] == before
     assert "quantized" in [*world.rounds(10)]
+
+
+def test_a_request_that_may_not_adapt_has_no_chain() -> None:
+    world = World()
+    for _ in range(10):
+        run_round(world.model, world.pipeline, [Row(world.s, world.drafter, 16, "coupling", adapts=False)])
+    assert "quantized" not in world.s.counts.by_source
+
+
+@pytest.mark.model
+def test_a_seed_gives_one_text_alone_and_in_company() -> None:
+    """Sampled with drafts of fixed number: in an engine of several slots no request is told whether it is alone."""
+    engine = Engine.load("smollm2-135m", slots=2, capacity=256)
+    asks = [[{"role": "user", "content": f"Write a sentence about {what}."}] for what in ("rain", "iron")]
+    options: dict[str, Any] = {"max_tokens": 24, "temperature": 0.9, "seed": 3}
+    alone = [engine.generate(ask, **options, choice=i) for i, ask in enumerate(asks)]
+    together = engine.batch(asks, **options)
+    assert [r.tokens for r in alone] == [r.tokens for r in together]
+    assert all("quantized" not in r.speculation.by_source for r in alone)
+    options |= {"speculation": "auto"}
+    assert "quantized" in engine.generate(asks[0], **options).speculation.by_source
+    greedy = engine.generate(asks[0], max_tokens=24)
+    assert "quantized" in greedy.speculation.by_source
+    engine.close()
 
 
 def test_few_drafts_are_never_a_chain() -> None:
