@@ -126,7 +126,10 @@ class Layer:
 
     def nbytes(self) -> int:
         norms = (self.norm, self.mlp_norm, *(self.head_norms or ()))
-        return self.qkv.nbytes() + self.out.nbytes() + self.mlp.nbytes() + sum(int(t.nbytes) for t in norms)
+        return self.products_nbytes() + sum(int(t.nbytes) for t in norms)
+
+    def products_nbytes(self) -> int:
+        return self.qkv.nbytes() + self.out.nbytes() + self.mlp.nbytes()
 
 
 class Decoder:
@@ -228,8 +231,7 @@ class Decoder:
 
     def products_nbytes(self) -> int:
         """Bytes of the products: what ``remade`` holds anew."""
-        parts = [(layer.qkv, layer.out, layer.mlp) for layer in self.layers]
-        return self._head.nbytes() + sum(part.nbytes() for layer in parts for part in layer)
+        return self._head.nbytes() + sum(layer.products_nbytes() for layer in self.layers)
 
     def score_ahead(self, blocks: Sequence[Block], starts: Sequence[int], layers: int | None = None) -> Tensor:
         """Logits as ``score`` gives them, after the first ``layers`` or all, block b written from ``starts[b]`` on.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from constrained_spec.errors import ConfigError
 
+WIDE = 256  # width of a state from which on int8 pays: below, a step waits for other things than the weights
 _LEVELS = 127  # int8, symmetric
 _MIDDLE = 128  # of FBGEMM's unsigned inputs
 _ROWS = 16  # block size that oneDNN is told to expect; any other works

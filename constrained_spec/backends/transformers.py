@@ -16,7 +16,7 @@ from constrained_spec.backends import attention
 from constrained_spec.backends.base import Block
 from constrained_spec.backends.decoder import Decoder, unspecialisable
 from constrained_spec.backends.features import FeatureStore
-from constrained_spec.backends.products import fastest, has_quick_kernel, quantizer, rounder
+from constrained_spec.backends.products import WIDE, fastest, has_quick_kernel, quantizer, rounder
 from constrained_spec.backends.slots import SlotCache, Step
 from constrained_spec.backends.support import (
     CHECKED,
@@ -32,7 +32,6 @@ from constrained_spec.types import Vocabulary
 
 MAX_DEFAULT_CAPACITY = 8192
 _CHECK_LENGTH = 8
-_WIDE = 256  # width of a state, below which a step waits for other things than the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ class TransformersModel:
         """Whether ``quantize_ahead`` makes steps that cost about half: known by the kind of machine and model alone."""
         if self._decoder is None or self.quantized or self.dtype != torch.float32:
             return False
-        return self.feature_size >= _WIDE and has_quick_kernel(self.device)
+        return self.feature_size >= WIDE and has_quick_kernel(self.device)
 
     def quantize_ahead(self) -> None:
         """Hold the weights a second time in int8, for ``score_ahead_quantized``; once held, they stay.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from constrained_spec.backends.base import FeatureModel
-from constrained_spec.backends.products import Maker, fastest, quantizer
+from constrained_spec.backends.products import WIDE, Maker, fastest, quantizer
 from constrained_spec.drafters.base import DrafterFault, Proposal, draft_forward
 from constrained_spec.drafters.draws import draw
 from constrained_spec.drafters.manifest import Part, require_target
@@ -23,7 +23,6 @@ from constrained_spec.state.transaction import Transaction
 
 LEAST = 0.15  # estimated chance of being kept below which a draft costs more than it brings
 FEW = 512  # legal ids up to which they are scored one by one, whether the reduced vocabulary has them or not
-_WORTH = 256  # width of a state from which on int8 pays
 
 
 class ReducedHead:
@@ -85,7 +84,7 @@ def _maker(weight: Tensor) -> Maker:
     Drafting is reading weights, and in int8 a quarter of the bytes, for little acceptance and no exactness lost. The
     choice hangs on the kind of machine alone, never on a clock: a seed gives the same drafts again.
     """
-    if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[1] >= _WORTH:
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.shape[1] >= WIDE:
         return quantizer("int8", weight.device)
     return fastest(weight, (1, 4))[0]
 

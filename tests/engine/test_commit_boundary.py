@@ -21,6 +21,7 @@ from constrained_spec.grammars.compile import Choice, Constraint, JsonSchema, La
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit, Transaction
+from tests.engine.plain import Stateless
 
 TOKENS: tuple[bytes | None, ...] = (
     None,  # EOS
@@ -51,19 +52,13 @@ def logits_of(prefix: tuple[int, ...]) -> Tensor:
     return logits
 
 
-class RiggedDrafter:
+class RiggedDrafter(Stateless):
     """Proposes the target's own greedy continuation with a wrong but legal token at place ``cut``."""
 
     name = "rigged"
 
     def __init__(self, pipeline: Pipeline, gamma: int, cut: int) -> None:
         self.pipeline, self.gamma, self.cut = pipeline, gamma, cut
-
-    def open(self, sequence: Sequence) -> None:
-        pass
-
-    def close(self, sequence: Sequence) -> None:
-        pass
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for p in proposals:

@@ -20,6 +20,7 @@ from constrained_spec.grammars.compile import Regex, compile_constraint
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.types import History
+from tests.engine.plain import Stateless
 
 TOKENS = (None, b"a", b"b", b"c", b"d")
 
@@ -39,19 +40,13 @@ def toy(tokens: Seq[bytes | None] = TOKENS, nan: bool = False) -> ToyModel:
     return ToyModel(tokens, draft, eos_ids=(0,), slots=1, capacity=64)
 
 
-class Broken:
+class Broken(Stateless):
     """Proposes one legal guess, then does ``how``."""
 
     name = "broken"
 
     def __init__(self, how: str) -> None:
         self.how = how
-
-    def open(self, sequence: Sequence) -> None:
-        pass
-
-    def close(self, sequence: Sequence) -> None:
-        pass
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for p in proposals:

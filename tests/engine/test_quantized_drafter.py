@@ -29,6 +29,7 @@ from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit, Transaction
 from tests.engine.drafter_laws import assert_target_law
+from tests.engine.plain import commit_singly
 from tests.engine.test_round_law import TOKENS
 
 Logits = Callable[[tuple[int, ...]], Tensor]
@@ -207,10 +208,7 @@ def test_every_cut_leaves_the_state_of_a_fresh_replay(kind: str) -> None:
         fresh = KINDS[kind](other)
         r = new_sequence(other, sampling, seed)
         fresh.open(r)
-        for token in s.output:
-            with Transaction(r) as step:
-                other.score([Block(0, r.pending, want=1)])
-                step.commit(0, token)
+        commit_singly(other, r, s.output)
         r.counts.rounds = s.counts.rounds
         assert block_of(other, fresh, r, 3) == now
         assert s.history.tokens == r.history.tokens and model.fingerprint(0) == other.fingerprint(0)

@@ -26,6 +26,7 @@ from constrained_spec.grammars.compile import Regex, compile_constraint
 from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit, Transaction
+from tests.engine.plain import Stateless
 
 TOKENS = (None, b"a", b"b", b"c")
 LENGTH = 3
@@ -40,16 +41,10 @@ def table(seed: int) -> ToyModel:
     return ToyModel(TOKENS, logits, eos_ids=(0,), slots=1, capacity=16)
 
 
-class Parrot:
+class Parrot(Stateless):
     """Deterministic, mostly wrong drafts; after the model has spoken it adds a guess to the same block."""
 
     name = "parrot"
-
-    def open(self, sequence: Sequence) -> None:
-        pass
-
-    def close(self, sequence: Sequence) -> None:
-        pass
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for p in proposals:

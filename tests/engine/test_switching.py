@@ -22,12 +22,13 @@ from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit
 from tests.engine.drafter_laws import assert_target_law
+from tests.engine.plain import Stateless
 from tests.engine.test_quantized_drafter import CopiedToy, new_sequence
 
 LONG = Sampling(max_tokens=1500, ignore_eos=True)
 
 
-class Usual:
+class Usual(Stateless):
     """Drafts ``right`` tokens that stand and one that falls, as far as it is told."""
 
     name = "usual"
@@ -35,12 +36,6 @@ class Usual:
 
     def __init__(self, model: CopiedToy) -> None:
         self._model = model
-
-    def open(self, sequence: Sequence) -> None:
-        pass
-
-    def close(self, sequence: Sequence) -> None:
-        pass
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for p in proposals:
@@ -65,10 +60,10 @@ class Foresight(TreeDrafter):
 
 
 class World:
-    """A request that runs round by round; its copy is nearly always right."""
+    """A request that runs round by round; its copy is always right."""
 
-    def __init__(self, *, formal: bool = False, predicted: bool = False, noise: float = 0.0) -> None:
-        self.model = CopiedToy(noise=noise, slots=2, capacity=1600)
+    def __init__(self, *, formal: bool = False, predicted: bool = False) -> None:
+        self.model = CopiedToy(noise=0.0, slots=2, capacity=1600)
         self.pipeline = Pipeline(self.model.vocabulary)
         self.usual, self.tree = Usual(self.model), Foresight()
         self.chain = QuantizedDrafter(self.model, self.pipeline)

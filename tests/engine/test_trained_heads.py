@@ -30,6 +30,7 @@ from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Counts, Sequence
 from constrained_spec.state.transaction import Commit, Transaction
 from tests.engine.drafter_laws import assert_frequencies
+from tests.engine.plain import commit_singly
 
 TOKENS = (None, b"a", b"b", b"c")
 SIZE, LENGTH, RUNS = 8, 4, 600
@@ -243,10 +244,7 @@ def test_every_cut_leaves_the_state_of_a_fresh_replay(kind: str) -> None:
         fresh = heads(kind, other)
         r = new_sequence(other, sampling, seed)
         fresh.open(r)
-        for token in s.output:
-            with Transaction(r) as step:
-                other.score([Block(0, r.pending, want=1)])
-                step.commit(0, token)
+        commit_singly(other, r, s.output)
         r.counts.rounds = s.counts.rounds
         tx, expected = Cut(fresh).block(r, 3)
         tx.__exit__(None, None, None)

@@ -26,6 +26,7 @@ from constrained_spec.processors.pipeline import Pipeline
 from constrained_spec.state.sequence import Sequence
 from constrained_spec.state.transaction import Commit, Transaction
 from constrained_spec.verify import chi_square, inverse_cdf
+from tests.engine.plain import Stateless
 
 TEXT: tuple[bytes | None, ...] = (
     None, None, *(bytes([b]) for b in range(32, 127)), b"ab", b'": ', b'{"', b"\xf0\x9f", b"\x98\x80",
@@ -52,7 +53,7 @@ def logits_of(prefix: tuple[int, ...]) -> Tensor:
     return logits
 
 
-class Rigged:
+class Rigged(Stateless):
     """The tree ``TREE``, whose target path leads to node ``end`` and no further: all else is wrong but legal."""
 
     name = "rigged"
@@ -63,12 +64,6 @@ class Rigged:
         while end >= 0:
             self.right.append(end)
             end = TREE[end]
-
-    def open(self, sequence: Sequence) -> None:
-        pass
-
-    def close(self, sequence: Sequence) -> None:
-        pass
 
     def propose(self, proposals: Seq[Proposal]) -> None:
         for p in proposals:
